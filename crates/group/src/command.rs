@@ -181,6 +181,8 @@ pub enum Command {
     },
     /// Changes where rows live.
     Route(braid_routing::Entry),
+    /// Says what the balancer of routing has decided, for all members to show and to carry out.
+    Decide(braid_routing::Decided),
     /// Has a table be written in the order of versions, on all nodes.
     VersionTable {
         /// The table, with its schema.
@@ -194,7 +196,7 @@ pub enum Command {
 }
 
 /// Tag, first version and name of every kind. Tags are never changed and never used again.
-const KINDS: [(u16, Version, &str); 17] = [
+const KINDS: [(u16, Version, &str); 18] = [
     (2, Version::new(0, 0, 0), "add member"),
     (3, Version::new(0, 0, 0), "activate member"),
     (4, Version::new(0, 0, 0), "set state"),
@@ -210,6 +212,7 @@ const KINDS: [(u16, Version, &str); 17] = [
     (41, Version::new(0, 0, 0), "renew lease"),
     (42, Version::new(0, 0, 0), "release lease"),
     (48, Version::new(0, 0, 0), "routing"),
+    (49, Version::new(0, 0, 0), "balancer"),
     (56, Version::new(0, 0, 0), "version table"),
     (57, Version::new(0, 0, 0), "unversion table"),
 ];
@@ -234,6 +237,7 @@ impl Command {
             Self::RenewLease { .. } => 41,
             Self::ReleaseLease { .. } => 42,
             Self::Route(_) => 48,
+            Self::Decide(_) => 49,
             Self::VersionTable { .. } => 56,
             Self::UnversionTable { .. } => 57,
         }
@@ -342,6 +346,9 @@ impl Command {
             Self::Route(entry) => {
                 w.bytes(&entry.encode().unwrap_or_default());
             }
+            Self::Decide(decided) => {
+                w.bytes(&decided.encode().unwrap_or_default());
+            }
             Self::VersionTable { table } => write_name(table, w),
             Self::UnversionTable { table } => {
                 w.u32(table.0);
@@ -419,6 +426,9 @@ impl Command {
             },
             48 => Self::Route(braid_routing::Entry::decode(
                 r.bytes(braid_routing::ENTRY_LIMIT)?,
+            )?),
+            49 => Self::Decide(braid_routing::Decided::decode(
+                r.bytes(braid_routing::DECISION_LIMIT)?,
             )?),
             56 => Self::VersionTable {
                 table: read_name(&mut r)?,

@@ -91,7 +91,40 @@ fn command() -> impl Strategy<Value = Command> {
             table: TableNumber(table),
         }),
         routing().prop_map(Command::Route),
+        decided().prop_map(Command::Decide),
     ]
+}
+
+fn decided() -> impl Strategy<Value = braid_routing::Decided> {
+    use braid_routing::{
+        Basis, Decided, Decision, Finding, Key, Proposal, Shards, Spread, TableName, Tenant, Time,
+    };
+    ("[ab]", any::<i64>(), any::<bool>(), 0..4_u32, any::<u64>()).prop_map(
+        |(table, time, adds, spread, amount)| Decided {
+            table: TableName::new(table.as_bytes()).unwrap(),
+            time: Time(time),
+            adds,
+            period: amount,
+            decision: Decision {
+                at: std::time::Duration::ZERO,
+                basis: if adds { Basis::Writes } else { Basis::Storage },
+                total: amount,
+                floor: 1,
+                threshold: 500,
+                shards: Shards::new(8).unwrap(),
+                rules: vec![Proposal {
+                    spread: Spread::new(1 << spread).unwrap(),
+                    findings: vec![Finding {
+                        tenant: Tenant::new(&Key::Integer(time)).unwrap(),
+                        amount,
+                        error: 0,
+                        periods: 2,
+                        had: Spread::ONE,
+                    }],
+                }],
+            },
+        },
+    )
 }
 
 fn routing() -> impl Strategy<Value = braid_routing::Entry> {

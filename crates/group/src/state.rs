@@ -423,6 +423,10 @@ impl State {
                 instead_of,
             } => self.grant(name, *holder, *duration, *instead_of, token),
             Command::Route(entry) => self.route(entry),
+            Command::Decide(decided) => match self.routing.table(&decided.table) {
+                Some(_) => Ok(Value::Done),
+                None => Err(Refusal::Routing(braid_routing::Refusal::NotRouted)),
+            },
             Command::RenewLease {
                 name,
                 token,

@@ -56,6 +56,16 @@ pub fn subject(command: &Command, state: &State) -> String {
         Command::VersionTable { table } => table.to_string(),
         Command::UnversionTable { table } => format!("versioned table {table}"),
         Command::Route(entry) => routing(entry),
+        Command::Decide(decided) => {
+            let rule = decided.rule();
+            format!(
+                "{} for {}: spread {}, {} tenants",
+                if decided.adds { "rule" } else { "advice" },
+                decided.table,
+                rule.map_or(1, |rule| rule.spread.get()),
+                rule.map_or(0, |rule| rule.findings.len())
+            )
+        }
     }
 }
 
