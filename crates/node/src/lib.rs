@@ -41,6 +41,7 @@ pub mod standing;
 pub mod subscription;
 pub mod table_order;
 pub mod taken_row;
+pub mod tenant_load;
 pub mod tombstone;
 pub mod umbrella;
 pub mod versions;

@@ -60,6 +60,8 @@ pub struct RoutingEntry {
     longest_wait: AtomicU64,
     /// The longest time that the group took to agree on a `Close` of this node, in microseconds.
     longest_agreement: AtomicU64,
+    /// The segment with writes by tenant (`crate::tenant_load`); 0: no table has had a balancer.
+    load_segment: AtomicU32,
 }
 
 impl RoutingEntry {
@@ -72,6 +74,16 @@ impl RoutingEntry {
         self.waits.store(0, Ordering::SeqCst);
         self.longest_wait.store(0, Ordering::SeqCst);
         self.longest_agreement.store(0, Ordering::SeqCst);
+        self.load_segment.store(0, Ordering::SeqCst);
+    }
+
+    /// The segment with writes by tenant; 0: none.
+    pub(crate) fn load_segment(&self) -> u32 {
+        self.load_segment.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn show_load_segment(&self, handle: u32) {
+        self.load_segment.store(handle, Ordering::Release);
     }
 
     /// When a `Close` was last needed (TimestampTz); 0: never.

@@ -6,7 +6,10 @@ use std::time::Duration;
 use braid_postgres::plain;
 use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum};
 
+mod balancer;
 pub mod timers;
+
+pub use balancer::balancer;
 
 /// What becomes of a commit whose node's clock is too far behind what it has seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PostgresGucEnum)]
@@ -462,6 +465,7 @@ pub fn register() {
         .chain(of_clocks())
         .chain(of_parking())
         .chain(timers::all())
+        .chain(balancer::all())
         .chain(ints)
     {
         // Too late for it when a session loads the library by itself: create_node then says what to do.

@@ -57,6 +57,7 @@ mod running;
 mod scratch;
 mod session;
 mod stream;
+mod tally;
 mod transaction;
 mod tuple;
 mod turn;

@@ -16,14 +16,16 @@ use braid_node::registry;
 use braid_node::routing::{self, Known, RowKeys};
 use braid_node::routing_guard::GUARD;
 use braid_node::routing_key::with_key;
+use braid_node::tenant_load::LoadTable;
 use braid_postgres::error::PgError;
 use braid_postgres::relation::RelationRef;
 use braid_postgres::{compat, latch, server, syscache};
-use braid_routing::{NodeId, RecordHash, RoutedTable, TableName, TenantHash, Time};
+use braid_routing::{NodeId, RecordHash, RoutedTable, TableName, Tenant, TenantHash, Time};
 use pgrx::{PgSqlErrorCode, pg_sys};
 
 use super::report;
 use super::row_slot::{Expression, RowSlot};
+use super::tally::Tally;
 use super::tuple::Row;
 
 /// Pause between two looks for the agreed routing.
@@ -44,6 +46,8 @@ pub(super) struct Routed {
     /// The member's name.
     member: String,
     table: TableName,
+    /// The table, for the counts of its writes.
+    load: LoadTable,
     expressions: [Expression; 3],
     tenant: KeyOf,
     record: KeyOf,
@@ -85,6 +89,7 @@ impl Routed {
             }
             Some(Self {
                 member: member.to_owned(),
+                load: LoadTable::of(&table),
                 table,
                 tenant: key(tenant),
                 record: key(record),
@@ -95,12 +100,13 @@ impl Routed {
         }
     }
 
-    /// As which operation the member gets a change, if it does.
+    /// As which operation the member gets a change, if it does. Counts the write for its tenant.
     pub(super) fn passes(
         &self,
         operation: Operation,
         old: Option<Row<'_>>,
         new: Option<Row<'_>>,
+        tally: &mut Tally,
     ) -> Option<Operation> {
         let Some(known) = wait_for_routing() else {
             return Some(operation);
@@ -111,16 +117,25 @@ impl Routed {
         let (Some(table), Some(member)) = (routed, member) else {
             return Some(operation);
         };
-        let gets = |row, fallback| {
-            let keys = self.keys(row, fallback);
+        let mut gets = |row, fallback, counts: bool| {
+            let counts = counts && tally.wants(self.load);
             // A row without a place goes to all.
-            keys.is_none_or(|keys| routing::holds(table, member, routing::shard_of(table, &keys)))
+            let Some((keys, tenant)) = self.keys(row, fallback, counts) else {
+                return true;
+            };
+            let shard = routing::shard_of(table, &keys);
+            // A move writes the rows of its shard again.
+            let is_moved = operation == Operation::Update && table.map().moving(shard).is_some();
+            if let Some(tenant) = tenant.filter(|_| !is_moved) {
+                tally.note(self.load, keys.tenant, tenant);
+            }
+            routing::holds(table, member, shard)
         };
         match (operation, old, new) {
-            (Operation::Insert, _, Some(new)) => gets(new, None).then_some(operation),
-            (Operation::Delete, Some(old), _) => gets(old, None).then_some(operation),
+            (Operation::Insert, _, Some(new)) => gets(new, None, true).then_some(operation),
+            (Operation::Delete, Some(old), _) => gets(old, None, true).then_some(operation),
             (Operation::Update, old, Some(new)) => {
-                match transform(old.map(|old| gets(old, None)), gets(new, old)) {
+                match transform(old.map(|old| gets(old, None, false)), gets(new, old, true)) {
                     // The member may not have the row yet.
                     Passed::As(Operation::Update) if self.is_moving_to(table, member, new, old) => {
                         Some(Operation::Insert)
@@ -144,19 +159,25 @@ impl Routed {
         if !table.map().has_moves() {
             return false;
         }
-        let keys = self.keys(row, fallback);
-        keys.is_some_and(|keys| {
+        let keys = self.keys(row, fallback, false);
+        keys.is_some_and(|(keys, _)| {
             let moving = table.map().moving(routing::shard_of(table, &keys));
             moving.is_some_and(|moving| table.map().set_of(member) == Some(moving.to))
         })
     }
 
     /// The keys that place a row; `None` if a value is null, which the guard and the keys rule out.
-    fn keys(&self, row: Row<'_>, fallback: Option<Row<'_>>) -> Option<RowKeys> {
+    /// With the tenant itself if `named`, and if a rule can have it.
+    fn keys(
+        &self,
+        row: Row<'_>,
+        fallback: Option<Row<'_>>,
+        named: bool,
+    ) -> Option<(RowKeys, Option<Tenant>)> {
         self.slot.put(row, fallback);
         self.slot.evaluate(self.expressions, |values| match values {
             [Some(tenant), Some(record), Some(created)] => Some(
-                self.read(tenant, record, created)
+                self.read(tenant, record, created, named)
                     .unwrap_or_else(|error| error.raise()),
             ),
             _ => None,
@@ -168,23 +189,28 @@ impl Routed {
         tenant: pg_sys::Datum,
         record: pg_sys::Datum,
         created: pg_sys::Datum,
-    ) -> Result<RowKeys, PgError> {
+        named: bool,
+    ) -> Result<(RowKeys, Option<Tenant>), PgError> {
         let KeyOf {
             type_oid,
             collation,
         } = self.tenant;
-        let tenant = with_key(tenant, type_oid, collation, TenantHash::of)?;
+        let (tenant, name) = with_key(tenant, type_oid, collation, |key| {
+            let name = named.then(|| Tenant::new(key).ok()).flatten();
+            (TenantHash::of(key), name)
+        })?;
         let KeyOf {
             type_oid,
             collation,
         } = self.record;
         let record = with_key(record, type_oid, collation, RecordHash::of)?;
         let created = Time(created.value().cast_signed() as i64);
-        Ok(RowKeys {
+        let keys = RowKeys {
             tenant,
             record,
             created,
-        })
+        };
+        Ok((keys, name))
     }
 }
 

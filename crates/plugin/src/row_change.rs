@@ -10,6 +10,7 @@ use super::key::RowKeys;
 use super::relation::{Compiled, SentColumn};
 use super::report::or_raise;
 use super::row_filter::{Of, RowFilters};
+use super::tally::Tally;
 use super::tuple::{Field, Row};
 
 /// One change of a row that was taken apart.
@@ -22,15 +23,16 @@ pub struct RowChange<'c> {
 }
 
 impl RowChange<'_> {
-    /// As which operation the change passes the row filters, if it does.
+    /// As which operation the change passes the row filters, if it does. Writes of a routed table
+    /// are counted.
     #[inline]
-    pub fn passes(&self) -> Option<Operation> {
+    pub(super) fn passes(&self, tally: &mut Tally) -> Option<Operation> {
         let passed = match &self.compiled.filters {
             Some(filters) => passes(filters, self.operation, self.old, self.new),
             None => Some(self.operation),
         };
         match &self.compiled.routed {
-            Some(routed) => routed.passes(passed?, self.old, self.new),
+            Some(routed) => routed.passes(passed?, self.old, self.new, tally),
             None => passed,
         }
     }

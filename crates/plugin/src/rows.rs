@@ -43,6 +43,7 @@ impl GirStream {
             keys,
             replaced,
             replaced_now,
+            tally,
             ..
         } = self;
         let Some((entry, book)) = relations.get(oid) else {
@@ -101,7 +102,7 @@ impl GirStream {
             old,
             new,
         };
-        let Some(operation) = change.passes() else {
+        let Some(operation) = change.passes(tally) else {
             return false;
         };
         let barrier = change.collect_keys(keys) | entry.kept.fence;
@@ -112,11 +113,8 @@ impl GirStream {
         }
         let schema = announce(outbox, book, &mut entry.kept.number, &compiled.shape);
         or_raise(outbox.ensure_begun(author.xid));
-        let _encoding = if compiled.sends_text {
-            ServerEncoding::enter()
-        } else {
-            None
-        };
+        let text = compiled.sends_text.then(ServerEncoding::enter);
+        let _encoding = text.flatten();
         if operation == Operation::Insert {
             replaced_now.clear();
             if replaced.is_some() {

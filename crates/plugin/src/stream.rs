@@ -24,6 +24,7 @@ use super::report::or_raise;
 use super::running::watch;
 use super::scratch::StreamMemory;
 use super::session::Session;
+use super::tally::Tally;
 use super::transaction::name_outside;
 use super::tuple::Slots;
 use super::version;
@@ -52,6 +53,8 @@ pub struct GirStream {
     pub(super) replaced: Option<ReplacedRows>,
     /// Version of that which the change in hand has replaced, as it is sent: Unix microseconds and node. Empty if none is.
     pub(super) replaced_now: Vec<u8>,
+    /// Writes by tenant of transactions that have not ended.
+    pub(super) tally: Tally,
 }
 
 impl GirStream {
@@ -79,6 +82,7 @@ impl GirStream {
             held: Held::default(),
             replaced,
             replaced_now: Vec::new(),
+            tally: Tally::default(),
         }
     }
 
@@ -258,6 +262,7 @@ impl Format for GirStream {
         self.absorb_invalidations();
         let origin = self.origins.get(txn.origin_id, &self.tools.scratch);
         self.skip = self.start_transaction(txn, &origin);
+        self.tally.begin(Some(txn.final_lsn));
         if let Some(version) = version::of(ctx, txn) {
             self.outbox.transaction().commit_timestamp = version;
         }
@@ -278,13 +283,15 @@ impl Format for GirStream {
         let origin = self.origins.get(txn.origin_id, &self.tools.scratch);
         self.skip = self.start_prepared(txn, preparation, &origin);
         self.unsettled = matches!(preparation, Preparation::Now);
+        self.tally.begin(None);
         if self.unsettled && !self.skip {
             self.ensure_header();
             or_raise(self.outbox.ensure_begun(txn.id()));
         }
     }
 
-    fn prepared(&mut self, ctx: Context<'_>, _txn: Transaction<'_>) {
+    fn prepared(&mut self, ctx: Context<'_>, txn: Transaction<'_>) {
+        self.tally.prepare(txn.id());
         // The last change may have ended in an error that is none: its transaction was rolled back meanwhile.
         self.clear_change();
         self.unsettled = false;
@@ -335,6 +342,11 @@ impl Format for GirStream {
         rolled_back: Option<(u64, pg_sys::TimestampTz)>,
     ) {
         self.absorb_invalidations();
+        if rolled_back.is_some() {
+            self.tally.abort(txn.id(), txn.id());
+        } else {
+            self.tally.commit_parts(txn.id(), txn.final_lsn);
+        }
         // What was sent whole a moment ago needs no end, and of what has changed nothing that is decoded PostgreSQL shows no beginning.
         let sent_whole = self.whole.take() == Some(txn.end_lsn);
         let mut sent = false;
@@ -369,6 +381,7 @@ impl Format for GirStream {
         self.absorb_invalidations();
         self.clear_change();
         self.skip = false;
+        self.tally.begin_segment(txn.id());
         self.outbox.start_segment(txn.id());
     }
 
@@ -380,11 +393,13 @@ impl Format for GirStream {
     }
 
     fn segments_aborted(&mut self, ctx: Context<'_>, xid: u32, subxid: u32) {
+        self.tally.abort(xid, subxid);
         let delivery = &mut *self.delivery;
         or_raise(self.outbox.abort(xid, subxid, &mut Sink { ctx, delivery }));
     }
 
     fn segments_committed(&mut self, ctx: Context<'_>, txn: Transaction<'_>) {
+        self.tally.commit_parts(txn.id(), txn.final_lsn);
         let origin = self.origins.get_outside(txn.origin_id, &self.tools.scratch);
         let left_out = self.start_transaction(txn, &origin);
         if let Some(version) = version::written_down(txn) {
@@ -404,6 +419,8 @@ impl Format for GirStream {
 
     fn row_changed(&mut self, ctx: Context<'_>, _txn: Transaction<'_>, change: &Change<'_>) {
         let running = self.may_be_rolled_back();
+        let Author { xid, origin } = change.author;
+        self.tally.turn(xid, origin == no_origin());
         let mut put = || {
             self.note_replaced(change.lsn);
             !self.leaves_out(change.author) && self.put_row(change)
@@ -454,6 +471,7 @@ impl Format for GirStream {
     }
 
     fn commit(&mut self, ctx: Context<'_>, txn: Transaction<'_>) {
+        self.tally.commit(txn.final_lsn);
         let delivery = &mut *self.delivery;
         let sent = or_raise(self.outbox.commit(txn.end_lsn, &mut Sink { ctx, delivery }));
         if sent {
