@@ -1022,6 +1022,35 @@ create table braid.group_option (
 );
 comment on table braid.group_option is 'options of the group, as agreed';
 
+-- Written by the group's worker: a row for each tenant of a decision; the newest 10,000.
+create table braid.balancer_decision (
+    log_index bigint,
+    place integer,
+    decided_at timestamptz not null,
+    proposer_id bigint not null,
+    relation text not null,
+    mode text not null,
+    basis text not null,
+    tenant text not null,
+    tenant_key bytea not null,
+    amount bigint not null,
+    error bigint not null,
+    total bigint not null,
+    -- The most that a tenant without a counter can have.
+    floor bigint not null,
+    period interval not null,
+    periods integer not null,
+    -- In thousandths of a shard's even part.
+    threshold integer not null,
+    shards integer not null,
+    spread_before integer not null,
+    spread integer not null,
+    reason text not null,
+    effect text not null,
+    primary key (log_index, place)
+);
+comment on table braid.balancer_decision is 'decisions of the balancer of routing, as agreed';
+
 -- Written by the group's worker, as the group has agreed. Names are those of the moment when the table was versioned.
 create table braid.versioned_table (
     table_number integer primary key,
@@ -1169,7 +1198,7 @@ revoke all on braid.applied, braid.connection, braid.comparison, braid.differenc
     braid.confirmed, braid.subscription_table, braid.left_out_table, braid.origin, braid.slot_cleanup, braid.conflict_record, braid.ingest_source, braid.conflict_rule, braid.foreign_key_rule, braid.deleted_parent, braid.missing_column_rule, braid.missing_column, braid.rule_change, braid.ddl_message, braid.ddl_entry, braid.ddl_intent, braid.former_column, braid.own_value, braid.former_table, braid.column_rule, braid.conflict_value,
     braid.conflict_count, braid.conflict_total, braid.conflict_call, braid.batch, braid.local_version, braid.kept_commit, braid.tombstone, braid.taken_row, braid.taken_up_to, braid.column_write, braid.copied_version, braid.copied_table, braid.rewrite, braid.copied_position, braid.displacement, braid.unfound,
     braid.split_progress, braid.parked_transaction, braid.parked_record, braid.unprepared, braid.group_self, braid.group_snapshot, braid.group_entry, braid.group_letter, braid.group_known,
-    braid.group_member, braid.group_hold, braid.group_logged, braid.group_option, braid.versioned_table, braid.group_kept, braid.group_merge, braid.group_merge_table, braid.group_recovery, braid.sequence, braid.sequence_told, braid.snowflake_tick, braid.snowflake53_tick, braid.join_step from public;
+    braid.group_member, braid.group_hold, braid.group_logged, braid.group_option, braid.balancer_decision, braid.versioned_table, braid.group_kept, braid.group_merge, braid.group_merge_table, braid.group_recovery, braid.sequence, braid.sequence_told, braid.snowflake_tick, braid.snowflake53_tick, braid.join_step from public;
 
 ------------------------------------------------------------------------------------------------------------------------
 -- Nodes
@@ -4246,6 +4275,7 @@ begin
     -- First of all that the group worker writes: it locks this row before it writes anything else.
     delete from braid.group_self;
     delete from braid.group_option;
+    delete from braid.balancer_decision;
     delete from braid.versioned_table;
     delete from braid.group_logged;
     perform pg_drop_replication_slot(l.slot_name) from pg_replication_slots l
@@ -4463,6 +4493,24 @@ create function braid.routing_activity_rows(
     as 'MODULE_PATHNAME', 'routing_activity_wrapper';
 comment on function braid.routing_activity_rows is 'the row of braid.routing_activity';
 
+create function braid.set_balancer(relation regclass, mode text) returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'set_balancer_wrapper';
+comment on function braid.set_balancer is 'has hot tenants of a routed table spread: advise writes decisions down, on adds their rules as well, off ends it';
+
+create function braid.tenant_load_rows(
+    out relation text, out tenant text, out node text, out writes_per_second double precision, out share double precision, out spread integer,
+    out error_per_second double precision
+) returns setof record
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'tenant_load_rows_wrapper';
+comment on function braid.tenant_load_rows is 'the rows of braid.tenant_load';
+
+create function braid.group_route_storage(relation text) returns text
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'group_route_storage_wrapper';
+comment on function braid.group_route_storage is 'a part of set_balancer: how many rows this node has, and the largest tenants';
+
 -- Called by route_table and unroute_table at each member, under the role of the connection string.
 create function braid.group_route_check(relation text, tenant text, record text, created text) returns text
     language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
@@ -4577,7 +4625,10 @@ create function braid.group_route_unguard(relation text) returns void
 comment on function braid.group_route_unguard is 'a part of unroute_table: has this node take all rows again';
 
 create view braid.routed_tables as
-select relation, state, shards, node_sets, tenant, record, created from braid.routed_table_rows() order by relation;
+select r.relation, r.state, r.shards, r.node_sets, r.tenant, r.record, r.created,
+       coalesce(split_part(o.value, ' ', 1), 'off') as balancer
+  from braid.routed_table_rows() r left join braid.group_option o on o.option_name = 'balancer ' || r.relation
+ order by r.relation;
 comment on view braid.routed_tables is 'the tables whose rows are distributed over the nodes of the group';
 
 create view braid.shards as
@@ -4591,6 +4642,22 @@ comment on view braid.routing_rules is 'the rules by which rows of large tenants
 create view braid.routing_activity as
 select closed_upto, waits, longest_wait_ms, longest_agreement_ms from braid.routing_activity_rows();
 comment on view braid.routing_activity is 'up to which time the places of rows are agreed, and how rows of routed tables have waited for that on this node';
+
+create view braid.tenant_load as
+select relation, tenant, node, writes_per_second, share, spread, error_per_second
+  from braid.tenant_load_rows() order by relation, writes_per_second desc, tenant, node;
+comment on view braid.tenant_load is 'the tenants that write most to routed tables with a balancer, in its last period: on the leader of all nodes, elsewhere of this one';
+
+create view braid.balancer_decisions as
+select d.decided_at, d.relation, d.mode, d.basis, d.tenant,
+       d.amount, d.error, d.total, d.floor,
+       d.amount::double precision / nullif(d.total, 0) as share,
+       d.threshold / 1000.0::double precision / d.shards as threshold,
+       d.periods, d.period, d.spread_before, d.spread, d.reason, d.effect,
+       coalesce(m.node_name, 'member ' || d.proposer_id) as decided_by
+  from braid.balancer_decision d left join braid.group_member m on m.member_id = d.proposer_id
+ order by d.log_index, d.place;
+comment on view braid.balancer_decisions is 'which tenants of routed tables the balancer has decided to spread, from what, and what that changes';
 
 create view braid.group_log as
 select l.log_index,
@@ -5074,6 +5141,7 @@ grant execute on function
     braid.route_table,
     braid.unroute_table,
     braid.add_routing_rule,
+    braid.set_balancer,
     braid.move_shard,
     braid.add_node_set,
     braid.add_umbrella,
@@ -5107,6 +5175,7 @@ grant execute on function
     braid.group_route_guard,
     braid.group_route_clear,
     braid.group_route_rows,
+    braid.group_route_storage,
     braid.group_route_unguard,
     braid.group_route_wait,
     braid.group_route_digest,
@@ -5122,6 +5191,7 @@ grant execute on function
     braid.shard_rows,
     braid.routing_rule_rows,
     braid.routing_activity_rows,
+    braid.tenant_load_rows,
     braid.group_activity,
     braid.group_node_rows,
     braid.sequence_rows,
@@ -5216,6 +5286,8 @@ grant select on
     braid.shards,
     braid.routing_rules,
     braid.routing_activity,
+    braid.tenant_load,
+    braid.balancer_decisions,
     braid.table_versions,
     braid.metrics
     to braid_admin, braid_monitor;

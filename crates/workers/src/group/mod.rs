@@ -11,11 +11,13 @@
 //! | `request` | questions of sessions, and answers |
 //! | `marker` | whether the files are those that it wrote |
 //! | `places` | what it shows of routed tables, and when it has times closed |
+//! | `balancing` | writes by tenant of routed tables, and rules for hot tenants |
 //! | `steps` | another process: joining and leaving, and subscriptions of the group |
 //! | `sequences` | another process: blocks of sequences |
 //!
 //! Not for: what is agreed and how, which is `crates/group`.
 
+mod balancing;
 mod links;
 mod marker;
 mod places;
@@ -42,6 +44,7 @@ use braid_postgres::error::{self, PgError};
 use braid_postgres::{latch, process, server, timestamp, worker};
 use pgrx::pg_sys;
 
+use balancing::{Balancing, Standing};
 use links::Links;
 use places::Places;
 use request::Question;
@@ -119,6 +122,7 @@ fn run(entry: &'static ManagerEntry) -> Result<(), PgError> {
         reached: BTreeMap::new(),
         complained: None,
         places: Places::new(entry),
+        balancing: Balancing::new(entry),
         shown_index: loaded.shown,
     };
     // The log behind the snapshot is applied in the first turn.
@@ -128,6 +132,7 @@ fn run(entry: &'static ManagerEntry) -> Result<(), PgError> {
         member.write(|| store::show(&state))?;
         tables::changed(state.versioned_tables().next().is_some());
         member.places.show(&state, member.agreement.me())?;
+        member.balancing.follow(&state)?;
         member.shown = Some(state);
     }
     member.note_version()?;
@@ -206,6 +211,7 @@ struct Member {
     /// The last message of another member that was refused, and when.
     complained: Option<(String, Instant)>,
     places: Places,
+    balancing: Balancing,
     /// The index of the newest entry that is shown. An older state is never shown after it: rows
     /// are placed by what it says.
     shown_index: u64,
@@ -226,6 +232,7 @@ impl Member {
             let now = self.now();
             self.pass(|agreement| agreement.tick(now))?;
             self.close_times()?;
+            self.balance()?;
             self.next_tick = Instant::now() + self.tick;
             self.tell_waiting();
         }
@@ -288,6 +295,14 @@ impl Member {
             messages.extend(letters);
         }
         for message in messages {
+            if braid_routing::Report::is_one(&message) {
+                let standing = self.standing();
+                if let Some(state) = self.agreement.state() {
+                    let group = &self.group;
+                    self.balancing.receive(&message, group, state, standing);
+                }
+                continue;
+            }
             let now = self.now();
             self.pass(|agreement| agreement.receive(&message, now))?;
         }
@@ -351,6 +366,30 @@ impl Member {
             let command = braid_group::Command::Route(entry);
             let proposed = self.pass(|agreement| agreement.propose(command, now))?;
             self.places.proposed(proposed);
+        }
+        Ok(())
+    }
+
+    fn standing(&self) -> Standing {
+        Standing {
+            me: self.agreement.me(),
+            leader: self.agreement.leader(),
+            leads: self.agreement.leads(),
+        }
+    }
+
+    /// Has hot tenants of routed tables spread.
+    fn balance(&mut self) -> Result<(), PgError> {
+        let (standing, now) = (self.standing(), self.now());
+        let Some(state) = self.agreement.state() else {
+            return Ok(());
+        };
+        let step = self.balancing.tick(&self.group, state, standing);
+        for (to, report) in step.send {
+            self.links.send(to, report);
+        }
+        for command in step.propose {
+            self.pass(|agreement| agreement.propose(command, now))?;
         }
         Ok(())
     }
@@ -439,6 +478,16 @@ impl Member {
             } else {
                 self.places.show_close(state.routing().closed());
             }
+            if is_first || effects.replaced || effects.applied.iter().any(balancing::concerns) {
+                self.balancing.follow(&state)?;
+            }
+            for entry in &effects.applied {
+                if let (braid_group::Command::Decide(decided), Ok(_)) =
+                    (&entry.proposal.command, &entry.outcome)
+                {
+                    self.balancing.note(decided);
+                }
+            }
             // Before the answer: who asked counts on it.
             tables::changed(state.versioned_tables().next().is_some());
             let own = state.member(self.agreement.me());
@@ -507,6 +556,7 @@ impl Member {
         self.write(|| store::stop(why, &hint))?;
         failure.log("braid group");
         self.places.hide();
+        self.balancing.hide();
         let answer = request::failure(&failure);
         for asked in std::mem::take(&mut self.asked).into_values() {
             self.mailbox.answer(asked.ticket, &answer);

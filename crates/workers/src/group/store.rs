@@ -18,7 +18,7 @@ use braid_postgres::names::own_table;
 use braid_postgres::plain;
 use braid_postgres::table_scan::{self, Cell};
 
-use super::{marker, places};
+use super::{balancing, marker, places};
 
 /// A member as it is stored here.
 pub(super) struct Loaded {
@@ -300,6 +300,9 @@ pub(super) fn log(applied: &[Applied], state: &State) -> Result<(), PgError> {
                 wording::result(outcome).into(),
             ],
         )?;
+        if let (Command::Decide(decided), Ok(_)) = (&proposal.command, outcome) {
+            balancing::write(*index, proposal.id.member, decided)?;
+        }
         if index.is_multiple_of(100) {
             execute(
                 "delete from braid.group_logged where log_index <= $1",

@@ -356,6 +356,53 @@ fn group_route_rows(relation: Option<Text>) -> bool {
     })
 }
 
+/// Blocks of a table that are read to see which tenants have stored much.
+const STORAGE_BLOCKS: i64 = 8_192;
+
+/// braid.group_route_storage(relation text)
+///
+/// How many rows there are, and in a line each the largest tenants: canonical bytes and rows. Of a
+/// large table some blocks are read, and stand for all.
+#[pg_extern(sql = false)]
+fn group_route_storage(relation: Option<Text>) -> Text {
+    let caller = current_role();
+    run(|| {
+        check_peer(caller)?;
+        let text = required(text(relation), "relation")?;
+        let name = table_name(&text)?;
+        let known = wait_for(&name, &[Stage::Prepared, Stage::Open])?;
+        let Some(routed) = known.table(&name) else {
+            return Ok(Text(String::new()));
+        };
+        let tenant = &routed.expressions().tenant;
+        let table = find_table(&text)?;
+        let blocks = count(&format!(
+            "select pg_catalog.pg_relation_size({}::oid) / pg_catalog.current_setting('block_size')::bigint",
+            table.to_u32()
+        ))?;
+        let (sample, scale) = if blocks > STORAGE_BLOCKS {
+            let percent = format!("100.0 * {STORAGE_BLOCKS} / {blocks}");
+            (
+                format!("tablesample system ({percent})"),
+                format!("{blocks}.0 / {STORAGE_BLOCKS}"),
+            )
+        } else {
+            (String::new(), "1".to_owned())
+        };
+        let found = query(
+            &format!(
+                "with t as (select braid.routing_key({tenant}) as k, pg_catalog.count(*) as n from only {} {sample} group by 1) \
+                 select coalesce(pg_catalog.sum(t.n) * ({scale}), 0)::bigint::text || coalesce((select pg_catalog.string_agg( \
+                        E'\\n' || pg_catalog.encode(l.k, 'hex') || ' ' || (l.n * ({scale}))::bigint, '') \
+                   from (select t.k, t.n from t order by t.n desc, t.k limit 2048) l), '') from t",
+                shown(table)
+            ),
+            &[],
+        );
+        Ok(Text(found.get(0, 0).unwrap_or("0").to_owned()))
+    })
+}
+
 /// braid.group_route_touch(relation text, shard integer, from_block bigint, to_block bigint)
 ///
 /// Writes the rows of a shard in these blocks again as they are, so that they are sent to the nodes

@@ -2,6 +2,7 @@
 //!
 //! | file | functions |
 //! |---|---|
+//! | `balancer.rs` | that have hot tenants spread |
 //! | `check.rs` | whether a table can be routed |
 //! | `guard.rs` | that are called for each row |
 //! | `look.rs` | that say where rows are, and the rows of views |
@@ -12,6 +13,7 @@
 //! | `umbrella.rs` | that show a table's rows of all nodes under one name |
 //! | `umbrella_member.rs` | that each member carries out for that |
 
+mod balancer;
 mod check;
 mod guard;
 mod look;

@@ -35,6 +35,7 @@ use pgrx::{PgSqlErrorCode, pg_extern, pg_sys};
 use super::super::failure::{Failure, Outcome, notice};
 use super::super::group::{ask, check_goes_on, check_rights, require_own};
 use super::super::{provider, required, run, text};
+use super::balancer::turn_off;
 use super::look::{Keys, known, table_of};
 use super::umbrella;
 use super::umbrella_member::check_table;
@@ -412,6 +413,7 @@ fn unroute_table(relation: Option<pg_sys::Oid>, rows: Option<Text>) {
         }
         if before.table(&name).is_some() {
             exchange(&mut members)?;
+            turn_off(&name)?;
             ask(Command::Route(Entry::Unroute { table: name }))?;
             wait_all(&mut members, &table, "unrouted")?;
         }
