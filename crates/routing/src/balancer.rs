@@ -16,11 +16,12 @@
 //! 2. At 12:00:01 the leader ends a period. It has the counts of all nodes ([`Balancer::absorb`]).
 //!    42 has 9,600 of 120,000 writes. Three standard deviations less are still above the
 //!    threshold. Tenant 7 has 144: three less are 108, below it.
-//! 3. At 12:00:02 tenant 42 is above the threshold in the second period one after the other. A
-//!    shard may get an eighth of its even part from one tenant, so 42 needs 328 shards. It gets the
-//!    largest spread of the settings: 64.
-//! 4. Nothing else is decided for five seconds. By then the log has the rule, or the balancer
-//!    proposes it again. A rule that comes twice has no effect.
+//! 3. Tenant 42 is above eight times the threshold, so one period is enough. A shard may get an
+//!    eighth of its even part from one tenant, so 42 needs 328 shards. It gets the largest spread
+//!    of the settings: 64.
+//! 4. At 12:00:02 tenant 9, with 0.3 %, is above the threshold in the second period one after the
+//!    other, and gets a rule. Nothing else is decided for five seconds. By then the log has the
+//!    rule, or the balancer proposes it again. A rule that comes twice has no effect.
 //! 5. Later 42 has 9 %, or 4 %. It has the largest spread, so no rule is added.
 //!
 //! # What rules cost
@@ -58,6 +59,9 @@ pub struct Settings {
     pub margin: u32,
     /// For how many periods one after the other a tenant has to be hot.
     pub confirm: u32,
+    /// From how many times the threshold on one period is enough; 0: never. Chance and single
+    /// statements make no tenant so hot, and its rows pile up on one shard meanwhile.
+    pub urgent: u32,
     /// The least number of writes in a period from which anything is decided.
     pub least_writes: u64,
     /// The largest spread.
@@ -76,6 +80,7 @@ impl Default for Settings {
             part: 125,
             margin: 25,
             confirm: 2,
+            urgent: 8,
             least_writes: 1_000,
             largest: Spread::new(64).unwrap_or(Spread::ONE),
             counters: 2_048,
@@ -228,7 +233,10 @@ impl Decision {
             words += &format!(" (at least {})", Share(least, self.total));
         }
         if self.basis == Basis::Writes {
-            words += &format!(" for {} periods", finding.periods);
+            words += &match finding.periods {
+                1 => " in 1 period".to_owned(),
+                periods => format!(" for {periods} periods"),
+            };
         }
         let threshold = Share(
             u64::from(self.threshold),
@@ -404,7 +412,7 @@ impl Balancer {
         self.began = Some(at);
         let (total, floor) = (self.sketch.total(), self.sketch.floor());
         let mut hot = BTreeMap::new();
-        let mut found = Vec::new();
+        let (mut found, mut is_confirmed) = (Vec::new(), false);
         if self.fits(Guard::Enough, total >= self.settings.least_writes) {
             for (hash, counter) in self.sketch.counters() {
                 let certain = if self.fits(Guard::Error, false) {
@@ -424,7 +432,10 @@ impl Balancer {
                 let before = self.hot.get(&hash).copied().unwrap_or(0);
                 let periods = before.saturating_add(1);
                 hot.insert(hash, periods);
-                if self.fits(Guard::Confirm, periods >= self.settings.confirm) {
+                let is_urgent = self.is_hot(least, total, self.settings.urgent);
+                let confirmed = periods >= self.settings.confirm;
+                is_confirmed |= confirmed;
+                if self.fits(Guard::Confirm, confirmed || is_urgent) {
                     let finding = Finding {
                         tenant: counter.tenant.clone(),
                         amount: counter.count,
@@ -444,7 +455,20 @@ impl Balancer {
         if !self.fits(Guard::Pause, rested) {
             return None;
         }
-        self.decide(at, Basis::Writes, total, floor, found)
+        let before = self.decided;
+        let decision = self.decide(at, Basis::Writes, total, floor, found);
+        if !is_confirmed {
+            // The others are hot in a second period, and must not wait for the pause to end.
+            self.decided = before;
+        }
+        decision
+    }
+
+    /// Whether a tenant has so many times the threshold; not if that is 0.
+    fn is_hot(&self, least: u64, total: u64, times: u32) -> bool {
+        let least = u128::from(least) * u128::from(self.shards.get());
+        let threshold = u128::from(self.settings.threshold) * u128::from(times);
+        times > 0 && least * 1_000 >= u128::from(total) * threshold
     }
 
     /// The larger spread that a tenant should have, if it should. `least` is for the question
@@ -452,15 +476,14 @@ impl Balancer {
     fn wider(&self, least: u64, amount: u64, total: u64, had: Spread) -> Option<Spread> {
         let shards = u128::from(self.shards.get());
         let part = u128::from(self.settings.part);
-        let (least, amount) = (u128::from(least) * shards, u128::from(amount) * shards);
-        let total = u128::from(total);
         if total == 0 {
             return None;
         }
-        let is_hot = least * 1_000 >= total * u128::from(self.settings.threshold);
-        if !self.fits(Guard::Threshold, is_hot) {
+        if !self.fits(Guard::Threshold, self.is_hot(least, total, 1)) {
             return None;
         }
+        let (least, amount) = (u128::from(least) * shards, u128::from(amount) * shards);
+        let total = u128::from(total);
         let allowed = total * part * u128::from(had.get());
         let exceeds = least * 100_000 > allowed * (100 + u128::from(self.settings.margin));
         if had != Spread::ONE && !self.fits(Guard::Margin, exceeds) {
@@ -646,7 +669,10 @@ mod tests {
             (Guard::Noise, usual, None, vec![&[(7, 50)]], 40_000),
             (
                 Guard::Confirm,
-                Settings::default(),
+                Settings {
+                    urgent: 0,
+                    ..Settings::default()
+                },
                 None,
                 vec![&[(1, 9_600)], &[(2, 9_600)], &[(1, 9_600)]],
                 120_000,
@@ -698,6 +724,7 @@ mod tests {
             let mut balancer = balancer(Settings::default());
             balancer.without = without;
             // The rule never reaches the log.
+            balancer.settings.urgent = 0;
             run(&mut balancer, &RuleList::new(), &[hot; 12], 20_000)
                 .into_iter()
                 .map(|(second, ..)| second)
@@ -754,24 +781,29 @@ mod tests {
         assert_eq!(balancer.next(), None);
         balancer.tick(seconds(0), &rules);
         assert_eq!(balancer.next(), Some(seconds(1)));
-        period(&mut balancer, &[(42, 9_600), (7, 144)], 120_000);
+        period(&mut balancer, &[(42, 9_600), (9, 360), (7, 144)], 120_000);
         assert_eq!(balancer.tick(Duration::from_millis(999), &rules), None);
-        assert_eq!(balancer.tick(seconds(1), &rules), None);
-        period(&mut balancer, &[(42, 9_600), (7, 144)], 120_000);
-        let decision = balancer.tick(seconds(2), &rules).unwrap();
+        let decision = balancer.tick(seconds(1), &rules).unwrap();
         assert_eq!(decision.rules.len(), 1);
         let rule = &decision.rules[0];
         assert_eq!((rule.spread.get(), rule.tenants()), (64, vec![tenant(42)]));
         let finding = &rule.findings[0];
         assert_eq!(
             decision.reason(finding),
-            "8.0 % of all writes for 2 periods, threshold 0.098 %"
+            "8.0 % of all writes in 1 period, threshold 0.098 %"
         );
         assert_eq!(
             decision.effect(finding, rule.spread),
             "0.13 % on each of 64 shards, before 8.0 % on 1 shard"
         );
         add(&mut rules, &decision);
+        period(&mut balancer, &[(42, 9_600), (9, 360), (7, 144)], 120_000);
+        let decision = balancer.tick(seconds(2), &rules).unwrap();
+        assert_eq!(decision.rules.len(), 1);
+        assert_eq!(decision.rules[0].tenants(), [tenant(9)]);
+        add(&mut rules, &decision);
+        period(&mut balancer, &[(43, 9_600)], 120_000);
+        assert_eq!(balancer.tick(seconds(3), &rules), None, "a pause");
         for (second, writes) in (8..20).zip([10_800, 4_800].into_iter().cycle()) {
             period(&mut balancer, &[(42, writes)], 120_000);
             assert_eq!(balancer.tick(seconds(second), &rules), None);
