@@ -47,13 +47,14 @@ fn set_balancer(relation: Option<pg_sys::Oid>, mode: Option<Text>) {
         };
         let known = known()?;
         let table = known.table(&name).ok_or_else(|| not_routed(&name))?;
+        let Some(mode) = mode else {
+            // Also if it looks off from this node, which may lag.
+            return ask_off(&name);
+        };
         let before = mode_of(&name);
-        if before == mode {
+        if before == Some(mode) {
             return Ok(());
         }
-        let Some(mode) = mode else {
-            return turn_off(&name);
-        };
         let settings = settings::balancer();
         settings
             .check(table.map().shards())
@@ -81,9 +82,13 @@ fn mode_of(name: &TableName) -> Option<Mode> {
 
 /// Turns the balancer of a table off, if it is not.
 pub(super) fn turn_off(name: &TableName) -> Outcome<()> {
-    if mode_of(name).is_none() {
-        return Ok(());
+    match mode_of(name) {
+        None => Ok(()),
+        Some(_) => ask_off(name),
     }
+}
+
+fn ask_off(name: &TableName) -> Outcome<()> {
     ask(Command::SetOption {
         name: Balanced::option(name),
         value: None,
