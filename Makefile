@@ -1,10 +1,10 @@
 # Braid's one entry: build, install, test, demonstrate, measure.
 #
 #   make && make install          with the PostgreSQL that pg_config belongs to
-#   make test [PG_CONFIG=...]     what every change has to pass; installs what is missing first; SUITES="regress tap" for some of it
-#   make test-all                 every test on every major, with new seeds: hours
-#   make soak                     rare faults, for as long as it is told
-#   make demo [KEEP=1]            three writable nodes that converge, before your eyes
+#   make test [PG_CONFIG=...] what every change has to pass; installs what is missing first;
+#   SUITES="regress tap" for some of it make test-all every test on every major, with new seeds:
+#   hours make soak rare faults, for as long as it is told make demo [KEEP=1] three writable nodes
+#   that converge, before your eyes
 #
 # The library is built by cargo; PGXS says where things go.
 
@@ -112,12 +112,14 @@ regress: install
 tap: install
 	scripts/test tap
 
-# Random schemas and statements, replicated by native and by Braid: DIFFERENTIAL_SECONDS (default 120) of new seeds.
+# Random schemas and statements, replicated by native and by Braid: DIFFERENTIAL_SECONDS (default
+# 120) of new seeds.
 .PHONY: differential differential-check differential-mends
 differential: install
 	differential/run --seconds $(or $(DIFFERENTIAL_SECONDS),120)
 
-# Whether that finds faults: each patch in differential/mends puts one in, and it has MEND_SECONDS (default 120) to be found.
+# Whether that finds faults: each patch in differential/mends puts one in, and it has MEND_SECONDS
+# (default 120) to be found.
 differential-mends: install
 	scripts/check-mends $(MENDS)
 
@@ -125,7 +127,8 @@ differential-mends: install
 differential-check:
 	PYTHONPATH=differential PYTHONDONTWRITEBYTECODE=1 python3 -m unittest -q differential/tests/test_pure.py
 
-# PostgreSQL's own regression and isolation tests on a server with the library, in a database that is a node.
+# PostgreSQL's own regression and isolation tests on a server with the library, in a database that
+# is a node.
 .PHONY: postgres
 postgres: install
 	scripts/test postgres
@@ -148,11 +151,13 @@ bench: setup
 bench-installed: install
 	@bench/run
 
-# What the dependency tracker costs the leader: keys a second, with 1 to 100,000 transactions waiting.
+# What the dependency tracker costs the leader: keys a second, with 1 to 100,000 transactions
+# waiting.
 .PHONY: bench-tracker
 bench-tracker:
 	CARGO_TARGET_DIR=$(target_base)/unit $(CARGO) bench $(cargo_flags) -p braid-bgworker --bench tracker
-# The balancer of routing, simulated as in ESDB's evaluation: docs/routing-balancer.md. About two minutes.
+# The balancer of routing, simulated as in ESDB's evaluation: docs/routing-balancer.md. About two
+# minutes.
 .PHONY: bench-routing
 bench-routing:
 	CARGO_TARGET_DIR=$(target_base)/unit $(CARGO) bench $(cargo_flags) -p braid-routing --bench balancer
@@ -174,7 +179,8 @@ bench-traces-installed: install
 	CARGO_TARGET_DIR=$(target_base)/unit $(CARGO) build --release --quiet $(cargo_flags) -p braid-simulator
 	@BRAID_SIMULATOR=$(target_base)/unit/release/braid-simulator bench/run traces
 
-# Two nodes that were cut off meet again, with Braid and with Bucardo, which set-up installs for this alone: bench/run --help
+# Two nodes that were cut off meet again, with Braid and with Bucardo, which set-up installs for
+# this alone: bench/run --help
 .PHONY: bench-reconcile bench-reconcile-installed
 bench-reconcile:
 	SETUP_BUCARDO=1 scripts/setup
@@ -191,7 +197,8 @@ bench-many: setup
 bench-many-installed: install
 	@bench/run many
 
-# Entries that a group agrees on in a second, and a join beside a subscription's copy: bench/run --help
+# Entries that a group agrees on in a second, and a join beside a subscription's copy: bench/run
+# --help
 .PHONY: bench-group bench-group-installed
 bench-group: setup
 	$(MAKE) --no-print-directory bench-group-installed
@@ -215,13 +222,14 @@ bench-decode: setup
 bench-decode-installed: install
 	@bench/decode
 
-# The wake-ups between leader and appliers under every interleaving that the memory model allows; a minute, two from cold.
+# The wake-ups between leader and appliers under every interleaving that the memory model allows; a
+# minute, two from cold.
 .PHONY: loom
 loom:
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=$(target_base)/loom $(CARGO) test $(cargo_flags) -p braid-ring --release --test loom
 
-# Everything that parses what comes from elsewhere, fed with arbitrary bytes: FUZZ_SECONDS (default 60) each target, and a fifth of that
-# with large inputs.
+# Everything that parses what comes from elsewhere, fed with arbitrary bytes: FUZZ_SECONDS (default
+# 60) each target, and a fifth of that with large inputs.
 .PHONY: fuzz
 fuzz:
 	scripts/fuzz
@@ -260,7 +268,8 @@ lint: check-sql
 	@if $(CARGO) deny --version >/dev/null 2>&1; then $(CARGO) deny --offline --log-level error check licenses bans sources; \
 	 else echo "lint: cargo-deny is not installed: licences and sources not checked"; fi
 
-# Comments, documents and links against the rules that a program can check, and these programs against their tests.
+# Comments, documents and links against the rules that a program can check, and these programs
+# against their tests.
 .PHONY: check-prose
 check-prose:
 	PYTHONDONTWRITEBYTECODE=1 python3 -m unittest -q scripts/tests/test_check_prose.py scripts/tests/test_check_links.py scripts/tests/test_pages.py
@@ -272,7 +281,8 @@ check-prose:
 manual:
 	MANUAL_ENVIRONMENT=$(target_base)/manual scripts/manual
 
-# No suite of Debian's carries PostgreSQL 16: it is type-checked against the bindings that pgrx ships.
+# No suite of Debian's carries PostgreSQL 16: it is type-checked against the bindings that pgrx
+# ships.
 check-versions:
 	DOCS_RS=1 RUSTC_WRAPPER=$(abspath scripts/rustc-shipped-bindings) CARGO_TARGET_DIR=$(target_base)/versions \
 	    $(CARGO) check $(cargo_flags) -p braid --no-default-features --features pg16

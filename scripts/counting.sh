@@ -1,4 +1,5 @@
-# What .ci/run and scripts/test-all share: counting by the last line of what a part prints, and the profiles of builds that only tests load.
+# What .ci/run and scripts/test-all share: counting by the last line of what a part prints, and the
+# profiles of builds that only tests load.
 
 passed=0 failed=0
 failures=()   # repeated at the end, which is what is read of a long output
@@ -19,6 +20,7 @@ count() {   # count NAME STATUS OUTPUT: many things, counted by the last line of
     mapfile -t -O "${#flaky[@]}" flaky < <(sed -n "s/^flaky: /$1: /p" "$3")
 }
 
-# Builds that only tests load: optimisation across crates takes four minutes of the gate. `make test-all` tests the one that users install.
+# Builds that only tests load: optimisation across crates takes four minutes of the gate.
+# `make test-all` tests the one that users install.
 nearly() { CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 CARGO_PROFILE_RELEASE_DEBUG=0 "$@"; }
 quickly() { CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_OPT_LEVEL=1 CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 CARGO_PROFILE_RELEASE_DEBUG=0 "$@"; }

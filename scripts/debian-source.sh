@@ -1,8 +1,10 @@
 # shellcheck shell=bash
-# How the scripts here fetch Debian's packages, through the archive that this machine's apt already uses. Sourced.
+# How the scripts here fetch Debian's packages, through the archive that this machine's apt already
+# uses. Sourced.
 
-# open_archive DIRECTORY TYPE SUITE...: sets the array apt to an apt-get that knows these suites alone, of binary packages (deb) or sources
-# (deb-src), as they are now. Nothing is installed but the index, in DIRECTORY. What apt says goes into $log.
+# open_archive DIRECTORY TYPE SUITE...: sets the array apt to an apt-get that knows these suites
+# alone, of binary packages (deb) or sources (deb-src), as they are now. Nothing is installed but
+# the index, in DIRECTORY. What apt says goes into $log.
 open_archive() {
     local work=$1 type=$2 mirror keyring='' k suite
     # The archive's address is whatever this machine installs its Debian packages from.
@@ -27,7 +29,8 @@ open_archive() {
     if ! "${apt[@]}" update >>"$log" 2>&1; then say "cannot read the package index of ${*:3}; see $log"; return 1; fi
 }
 
-# fetch_source PACKAGE DIRECTORY SUITE [SECURITY-SUITE]: downloads the source package into DIRECTORY/src, as its suite has it.
+# fetch_source PACKAGE DIRECTORY SUITE [SECURITY-SUITE]: downloads the source package into
+# DIRECTORY/src, as its suite has it.
 fetch_source() {
     local package=$1 work=$2
     open_archive "$work" deb-src "${@:3}" || return 1

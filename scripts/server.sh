@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# How the scripts here run PostgreSQL: which one, as whom, with which settings. Sourced, from anywhere.
+# How the scripts here run PostgreSQL: which one, as whom, with which settings. Sourced, from
+# anywhere.
 
 top=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 # The Makefile's default, when none was named.
@@ -20,7 +21,8 @@ else
     server_user=nobody
 fi
 
-# A directory of the server user's own, short enough for a socket's path. The tree itself may be unreadable to that user.
+# A directory of the server user's own, short enough for a socket's path. The tree itself may be
+# unreadable to that user.
 new_stage() {
     local dir
     dir=$(mktemp -d "/tmp/braid-$1.XXXXXX")
@@ -29,7 +31,8 @@ new_stage() {
     echo "$dir"
 }
 
-# as_server COMMAND...: run as the server user, in $stage. With RUST_BACKTRACE a server would put backtraces into errors.
+# as_server COMMAND...: run as the server user, in $stage. With RUST_BACKTRACE a server would put
+# backtraces into errors.
 as_server() {
     if [ "$(id -u)" = 0 ]; then
         (cd "$stage" && exec runuser -u "$server_user" -- env -u RUST_BACKTRACE HOME="$stage" LOGNAME="$server_user" USER="$server_user" "$@")
@@ -42,8 +45,8 @@ knows_setting() {
     as_server "$bindir/postgres" --describe-config | awk -F '\t' -v s="$1" '$1 == s { found = 1 } END { exit !found }'
 }
 
-# What a Braid node needs in postgresql.conf; some settings exist in some minor versions only, and a server does not
-# start with one that it does not know.
+# What a Braid node needs in postgresql.conf; some settings exist in some minor versions only, and a
+# server does not start with one that it does not know.
 node_settings() {
     cat <<CONF
 shared_preload_libraries = 'braid'

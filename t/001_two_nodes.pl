@@ -1,4 +1,5 @@
-# Two nodes, both written to: single changes in each direction, then pgbench on both over the same keys.
+# Two nodes, both written to: single changes in each direction, then pgbench on both over the same
+# keys.
 
 use strict;
 use warnings;

@@ -36,7 +36,8 @@ is($first->safe_psql('postgres', 'select count(*) from pgbench_history'), $trans
 # Nothing goes in circles: with the writers gone, no node writes any row again.
 my $versions = q[select md5(string_agg(ctid::text || xmin::text, ',' order by ctid)) from pgbench_tellers];
 my @before = map { $_->safe_psql('postgres', $versions) } @nodes;
-# What went round would have come by then: each position here comes after what had been received before it.
+# What went round would have come by then: each position here comes after what had been received
+# before it.
 converged(@nodes) for 1 .. 2;
 my @after = map { $_->safe_psql('postgres', $versions) } @nodes;
 is_deeply(\@after, \@before, 'no change comes round again');

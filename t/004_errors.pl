@@ -1,4 +1,5 @@
-# What cannot be applied stops the subscription, says why, holds its place, and can be continued or left out.
+# What cannot be applied stops the subscription, says why, holds its place, and can be continued or
+# left out.
 
 use strict;
 use warnings;
@@ -58,7 +59,8 @@ $paris->safe_psql('postgres', "select braid.enable_subscription('$name')");
 caught_up($paris, $tokyo);
 same_tables([ $tokyo, $paris ], 'late');
 
-# A row that the subscriber's own constraint refuses, among others that are fine; then the explicit way past.
+# A row that the subscriber's own constraint refuses, among others that are fine; then the explicit
+# way past.
 $paris->safe_psql('postgres', q[alter table plain add constraint short check (length(v) < 10)]);
 $tokyo->safe_psql('postgres', q[begin; insert into plain values (2, 'fine'); insert into plain values (3, 'not fine at all'); commit]);
 $tokyo->safe_psql('postgres', q[insert into plain values (4, 'next')]);
@@ -71,7 +73,8 @@ $paris->safe_psql('postgres', "select braid.enable_subscription('$name')") if st
 caught_up($paris, $tokyo);
 is($paris->safe_psql('postgres', q[select string_agg(id::text, ',' order by id) from plain]), '1,4', 'that transaction is left out as a whole, the next is there');
 
-# A passing error (here a lock that a trigger says it has not got) is retried without a word to the user.
+# A passing error (here a lock that a trigger says it has not got) is retried without a word to the
+# user.
 $paris->safe_psql('postgres', q[
 	alter table plain drop constraint short;
 	create table hold (id int);

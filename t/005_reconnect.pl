@@ -1,4 +1,5 @@
-# A provider that goes away and comes back, in each way of going: the subscriber waits, says so, and goes on.
+# A provider that goes away and comes back, in each way of going: the subscriber waits, says so, and
+# goes on.
 
 use strict;
 use warnings;
@@ -36,7 +37,8 @@ $tokyo->stop('fast');
 my $from = time;
 my $attempts = sub { my $found = () = slurp_file($paris->logfile, $log_start) =~ /could not connect|connection to server .* failed/g; return $found; };
 ok(wait_until(sub { $attempts->() >= 8 }, 60), 'it tries again');
-# Pauses of 0.1, 0.2, 0.4, 0.8 s and then of one second each. Without them eight attempts take no time.
+# Pauses of 0.1, 0.2, 0.4, 0.8 s and then of one second each. Without them eight attempts take no
+# time.
 cmp_ok(time - $from, '>', 2, 'but backs off');
 $tokyo->start;
 

@@ -1,4 +1,5 @@
-# The initial copy: while both nodes are written to, several tables at once, interrupted, and refused where it would clash.
+# The initial copy: while both nodes are written to, several tables at once, interrupted, and
+# refused where it would clash.
 
 use strict;
 use warnings;
@@ -26,7 +27,8 @@ $tokyo->safe_psql('postgres', q[
 	insert into "Odd ""name""" (id, "Odd ""column""") select i, 'v' || i from generate_series(1, 100) i;
 ]);
 
-# Writers on both nodes all the while; each has keys of its own for inserts, tokyo also changes and deletes what is being copied.
+# Writers on both nodes all the while; each has keys of its own for inserts, tokyo also changes and
+# deletes what is being copied.
 my $dir = PostgreSQL::Test::Utils::tempdir();
 PostgreSQL::Test::Utils::append_to_file("$dir/tokyo.sql", q[
 \set k random(1, 100000)
@@ -43,7 +45,8 @@ my $to_tokyo = subscribe($tokyo, $paris, copy_data => 'false');
 my @bench = (start_pgbench($tokyo, '-c', '2', '-R', '400', '-T', '6', '-f', "$dir/tokyo.sql"));
 my $to_paris = subscribe($paris, $tokyo, wait => 0);
 
-# Paris writes as soon as its copy has begun, not before: copying into a table that has rows is refused.
+# Paris writes as soon as its copy has begun, not before: copying into a table that has rows is
+# refused.
 ok(wait_until(sub { $paris->safe_psql('postgres', q[select count(*) > 0 from braid.subscription_tables where state <> 'waiting']) eq 't' }, 20), 'the copy begins');
 push @bench, start_pgbench($paris, '-c', '2', '-R', '400', '-T', '4', '-f', "$dir/paris.sql");
 

@@ -12,7 +12,8 @@ use Time::HiRes qw(time);
 my $tokyo = new_node('tokyo');
 my $paris = new_node('paris', publication => '');
 on_all('create table item (id int primary key)', $tokyo, $paris);
-# As with native subscriptions: commits there flush at once, instead of when the WAL writer comes round.
+# As with native subscriptions: commits there flush at once, instead of when the WAL writer comes
+# round.
 my $name = subscribe($paris, $tokyo, synchronous_commit => q['on']);
 
 $tokyo->safe_psql('postgres', "alter system set synchronous_standby_names = '$name'");

@@ -1,5 +1,6 @@
-# Every built-in type, and types made by users and extensions, arrive with the very same value, between nodes that differ in
-# encoding, DateStyle, TimeZone, IntervalStyle, bytea_output, float digits and locale.
+# Every built-in type, and types made by users and extensions, arrive with the very same value,
+# between nodes that differ in encoding, DateStyle, TimeZone, IntervalStyle, bytea_output, float
+# digits and locale.
 
 use strict;
 use warnings;
@@ -27,7 +28,8 @@ xmloption = content
 ]);
 my @nodes = ($tokyo, $paris);
 
-# type => values; the text between is SQL. Each type gets a table of its own, of a scalar and an array column.
+# type => values; the text between is SQL. Each type gets a table of its own, of a scalar and an
+# array column.
 my %values = (
 	'boolean' => q{true; false},
 	'smallint' => q{-32768; 0; 32767},
@@ -122,7 +124,8 @@ my $types = q[
 	create type carrier as (m mood, p pair[], s float_span);
 	create table mood_carrier (m mood);
 ];
-# Numbers of types differ between the nodes, and the order of an enum's labels in the catalog as well.
+# Numbers of types differ between the nodes, and the order of an enum's labels in the catalog as
+# well.
 $paris->safe_psql('postgres', q[create type shift_one as enum ('x'); create type shift_two as enum ('y'); create type shift_three as (a int)]);
 on_all($types, @nodes);
 
@@ -180,14 +183,15 @@ my $fill = sub {
 			$sql .= "insert into $table_of{$type} values ($id, $value, array[null, $value, $value]::$type\[\], null);\n";
 			$id++;
 		}
-		# As the session writes it: the settings are those that the text form is compared under. Names of what is not in every search path
-		# are not the same text everywhere.
+		# As the session writes it: the settings are those that the text form is compared under.
+		# Names of what is not in every search path are not the same text everywhere.
 		$sql .= "insert into @{[ as_text($type) ]} select id, v, a from $table_of{$type} where id >= $from;\n" if $node == $tokyo;
 		$sql .= "insert into @{[ as_text($type) ]} select id, format('%s', v), format('%s', a) from $table_of{$type} where id >= $from;\n" if $node == $paris && $type !~ /^reg(class|type)$/;
 	}
 	return $sql;
 };
-# The same rows by copy, by insert, and after an update; written as UTF-8 whatever the node's encoding.
+# The same rows by copy, by insert, and after an update; written as UTF-8 whatever the node's
+# encoding.
 my $as_utf8 = "set client_encoding = utf8;\n";
 $tokyo->safe_psql('postgres', $fill->($tokyo, 1));
 subscribe($paris, $tokyo);
@@ -200,7 +204,8 @@ $paris->safe_psql('postgres',
 $tokyo->safe_psql('postgres', join '', map { "update $_ set n = v, v = null where id between 201 and 300;" } @tables);
 converged(@nodes);
 
-# All that PostgreSQL comes with, but for what nobody can write a value of (its own statistics and the like) and rows of its catalogs.
+# All that PostgreSQL comes with, but for what nobody can write a value of (its own statistics and
+# the like) and rows of its catalogs.
 my %listed = map { $_ => 1 } map { $tokyo->safe_psql('postgres', "select split_part(format_type('$_'::regtype, null), '(', 1)") } keys %values;
 my @there = split /\n/, $tokyo->safe_psql('postgres', q[
 	select format_type(oid, null) from pg_type t
@@ -220,7 +225,8 @@ for my $type (sort keys %values)
 my $n = () = join('; ', values %values) =~ /; /g;
 is($paris->safe_psql('postgres', join(' + ', 'select 0', map { "(select count(*) from $_)" } @tables)), 3 * ($n + 1), 'every row is there');
 
-# Where the columns are text here, they have the type's text form; and what is written here becomes the type's there.
+# Where the columns are text here, they have the type's text form; and what is written here becomes
+# the type's there.
 for my $type (sort keys %values)
 {
 	my $query = "$same_settings set search_path = ''; select id, format('%s', v), format('%s', a) from public.@{[ as_text($type) ]} order by id";

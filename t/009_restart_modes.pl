@@ -1,5 +1,5 @@
-# A server that stops in any of the three ways stops promptly with subscriptions at work, and goes on where it was. Workers
-# follow the state of their subscription at once.
+# A server that stops in any of the three ways stops promptly with subscriptions at work, and goes
+# on where it was. Workers follow the state of their subscription at once.
 
 use strict;
 use warnings;
@@ -35,7 +35,8 @@ for my $mode (qw(fast immediate smart))
 		my $bench = start_pgbench($other, '-c', '2', '-R', '500', '-T', '2', '-f', "$dir/" . $other->name . '.sql');
 		wait_until(sub { $node->safe_psql('postgres', $arrived) > $before + 100 }, 30);
 		my $start = time;
-		# A smart stop of a server that feeds a subscriber waits for it to confirm: neither may keep it from stopping.
+		# A smart stop of a server that feeds a subscriber waits for it to confirm: neither may keep
+		# it from stopping.
 		$node->stop($mode);
 		my $took = time - $start;
 		cmp_ok($took, '<', 60, sprintf '%s stops (%s) in %.1f s', $node->name, $mode, $took);
@@ -47,7 +48,8 @@ for my $mode (qw(fast immediate smart))
 }
 
 # Disabling, enabling and dropping take effect at commit, and not when rolled back.
-# A subscription to nothing is created after it: when the manager has started its leader, it has looked at the other one, too.
+# A subscription to nothing is created after it: when the manager has started its leader, it has
+# looked at the other one, too.
 my @leader = worker_pids($paris, 'braid leader');
 is(scalar(@leader), 1, 'a leader');
 $paris->safe_psql('postgres', "begin; select braid.disable_subscription('$to_paris'); rollback");

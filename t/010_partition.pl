@@ -1,4 +1,5 @@
-# Partitioned tables: leaf to leaf, root to a differently partitioned root, root to a plain table, rows that change partition.
+# Partitioned tables: leaf to leaf, root to a differently partitioned root, root to a plain table,
+# rows that change partition.
 
 use strict;
 use warnings;
@@ -17,7 +18,8 @@ on_all(q[
 	create table leafwise_1 partition of leafwise for values from (0) to (100);
 	create table leafwise_2 partition of leafwise for values from (100) to (200);
 ], $tokyo, $paris);
-# By the root's name, into other partitions, with another order of columns and a column that was dropped.
+# By the root's name, into other partitions, with another order of columns and a column that was
+# dropped.
 $tokyo->safe_psql('postgres', q[
 	create table rootwise (id int, region text, v text, primary key (id, region)) partition by list (region);
 	create table rootwise_eu partition of rootwise for values in ('eu');

@@ -1,5 +1,5 @@
-# A role that is no superuser sets up and runs replication with braid_admin alone, over a connection that has a password; nobody's
-# password reaches a log.
+# A role that is no superuser sets up and runs replication with braid_admin alone, over a connection
+# that has a password; nobody's password reaches a log.
 
 use strict;
 use warnings;
@@ -91,7 +91,8 @@ streams($paris, 'from_tokyo', 'the subscription streams');
 my ($status) = $paris->safe_psql('postgres', q[select state from braid.subscription_status where name = 'from_tokyo'], extra_params => [ '-U', 'watcher' ]);
 is($status, 'streaming', 'the watcher sees it');
 
-# Changes are applied with the rights of a role, and the policies for it are no less than for what it writes itself.
+# Changes are applied with the rights of a role, and the policies for it are no less than for what
+# it writes itself.
 sub refuses
 {
 	my ($change, $error, $right, $name) = @_;

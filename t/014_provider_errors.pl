@@ -1,4 +1,5 @@
-# What goes wrong at the provider, or for want of something, is said with a hint; what mends it lets the subscription go on.
+# What goes wrong at the provider, or for want of something, is said with a hint; what mends it lets
+# the subscription go on.
 
 use strict;
 use warnings;
@@ -58,7 +59,8 @@ enable($name);
 caught_up($paris, $tokyo);
 same_tables([ $tokyo, $paris ], 'item');
 
-# What was written meanwhile was published by nothing: it must not be left out as if that were right.
+# What was written meanwhile was published by nothing: it must not be left out as if that were
+# right.
 $tokyo->safe_psql('postgres', 'drop publication braid');
 write_one();
 $status = in_state('error', $name, 'written to without the publication: stops');
@@ -141,7 +143,8 @@ for my $case (sort keys %wrong)
 	my ($code, undef, $error) = $paris->psql('postgres', "select braid.alter_subscription('$name', dsn => \$\$$wrong{$case}\$\$)");
 	if ($code != 0)
 	{
-		# It looks at once, which is the better moment; then it has to be right for the subscription to break later.
+		# It looks at once, which is the better moment; then it has to be right for the subscription
+		# to break later.
 		unlike($error, qr/the-wrong-one/, "$case: no password in the error");
 		$paris->safe_psql('postgres', "with c as (insert into braid.connection (dsn) values (\$\$$wrong{$case}\$\$) returning connection_id)
 			update braid.subscription set connection_id = c.connection_id from c where subscription_name = '$name'");

@@ -1,5 +1,6 @@
-# Transactions many times the size of the buffer between leader and appliers, values of many megabytes, subtransactions: all
-# of it arrives once, in bounded memory, also when an applier ends in the middle.
+# Transactions many times the size of the buffer between leader and appliers, values of many
+# megabytes, subtransactions: all of it arrives once, in bounded memory, also when an applier ends
+# in the middle.
 
 use strict;
 use warnings;
@@ -20,8 +21,8 @@ on_all(q[
 $tokyo->safe_psql('postgres', 'insert into small select i, 0 from generate_series(1, 20) i');
 my $name = subscribe($paris, $tokyo);
 
-# High-water marks of memory, in kB: at first, by kind of process, and since then, by process. One that came later is taken to have begun as
-# others of its kind.
+# High-water marks of memory, in kB: at first, by kind of process, and since then, by process. One
+# that came later is taken to have begun as others of its kind.
 my (%first, %last);
 
 sub measure
@@ -63,8 +64,9 @@ my $dir = PostgreSQL::Test::Utils::tempdir();
 append_to_file("$dir/small.sql", "\\set k random(1, 20)\nupdate small set n = n + 1 where id = :k;\n");
 my $bench = start_pgbench($tokyo, '-c', 2, '-T', 5, '-R', 200, '-f', "$dir/small.sql");
 
-# 96 MB in one transaction, of which a process that held it whole would grow by more than that. What grows instead comes to some 40 MB at most: the
-# 32 MB of shared buffers, which count for each process that has touched them, frames of 256 kB, and at the provider the 4 MB of
+# 96 MB in one transaction, of which a process that held it whole would grow by more than that. What
+# grows instead comes to some 40 MB at most: the 32 MB of shared buffers, which count for each
+# process that has touched them, frames of 256 kB, and at the provider the 4 MB of
 # logical_decoding_work_mem.
 my $limit = 72;
 $tokyo->safe_psql('postgres', q[
@@ -113,8 +115,8 @@ caught_up($paris, $tokyo);
 grown_less_than($limit, 'rows changed and deleted');
 same_tables([ $tokyo, $paris ], qw(bulk small));
 
-# A single row is held whole, and more than once: as the message, the record, and the values that are made of it. Compressible values would
-# shrink on their way into the table, random ones do not.
+# A single row is held whole, and more than once: as the message, the record, and the values that
+# are made of it. Compressible values would shrink on their way into the table, random ones do not.
 $tokyo->safe_psql('postgres', q[
 	insert into big
 	select 1,

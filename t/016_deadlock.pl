@@ -1,5 +1,6 @@
-# Transactions that are independent at the provider collide at the subscriber where nobody could foresee it: through a trigger that says
-# that it sees its row only, and writes another one; and with sessions that lock rows there in another order. Nobody notices.
+# Transactions that are independent at the provider collide at the subscriber where nobody could
+# foresee it: through a trigger that says that it sees its row only, and writes another one; and
+# with sessions that lock rows there in another order. Nobody notices.
 
 use strict;
 use warnings;
@@ -40,10 +41,11 @@ $paris->safe_psql('postgres', q[
 ]);
 
 my $dir = PostgreSQL::Test::Utils::tempdir();
-# Every transaction of the stream changes the one counter, after it has locked a row of its own. Three rows: fewer would go to one applier
-# with others behind them, and meet nobody.
+# Every transaction of the stream changes the one counter, after it has locked a row of its own.
+# Three rows: fewer would go to one applier with others behind them, and meet nobody.
 append_to_file("$dir/item.sql", "\\set k random(1, 198)\nupdate item set n = n + 1 where id between :k and :k + 2;\n");
-# At the subscriber: rows locked in any order, and the counter before or after them. SELECT .. FOR UPDATE leaves no trace in the data.
+# At the subscriber: rows locked in any order, and the counter before or after them. SELECT .. FOR
+# UPDATE leaves no trace in the data.
 append_to_file("$dir/lock.sql", q[
 \set a random(1, 200)
 \set b random(1, 200)

@@ -1,4 +1,5 @@
-# What a node received goes on to another with origin => 'any', still as its first origin's; in a ring of three it stops there.
+# What a node received goes on to another with origin => 'any', still as its first origin's; in a
+# ring of three it stops there.
 
 use strict;
 use warnings;
@@ -103,7 +104,8 @@ for my $round (1 .. 20)
 around();
 same_tables(\@nodes, 'item');
 
-# What all delete finds nothing anywhere else, and is passed on until everybody knows; so is a truncate.
+# What all delete finds nothing anywhere else, and is passed on until everybody knows; so is a
+# truncate.
 on_all('delete from item where id between 1000 and 1100', @nodes);
 around();
 same_tables(\@nodes, 'item');

@@ -1,5 +1,6 @@
-# Rows are found by whatever identifies them: whole rows with duplicates and nulls, keys, chosen indexes; keys change, also
-# in chains and swaps within one transaction; unchanged large values stay what they are.
+# Rows are found by whatever identifies them: whole rows with duplicates and nulls, keys, chosen
+# indexes; keys change, also in chains and swaps within one transaction; unchanged large values stay
+# what they are.
 
 use strict;
 use warnings;
@@ -202,7 +203,8 @@ step('unchanged large values, the whole row identifies', 'wide_whole', q[
 is($paris->safe_psql('postgres', 'select count(*) from braid.conflict_history'), '0', 'none of this is a conflict')
   or diag($paris->safe_psql('postgres', 'select relation, kind, winner, reason, key, count(*) from braid.conflict_history group by 1, 2, 3, 4, 5 limit 20'));
 
-# The provider's key becomes one of a generated column, which is not sent. From 18 on PostgreSQL itself refuses updates of such a table.
+# The provider's key becomes one of a generated column, which is not sent. From 18 on PostgreSQL
+# itself refuses updates of such a table.
 SKIP:
 {
 	skip 'PostgreSQL refuses such updates', 4 if $tokyo->pg_version >= 18;

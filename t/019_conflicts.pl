@@ -1,5 +1,5 @@
-# Two nodes change the same rows while they do not hear of each other. Afterwards they agree, and each has written down what
-# it met, what stayed, and what did not.
+# Two nodes change the same rows while they do not hear of each other. Afterwards they agree, and
+# each has written down what it met, what stayed, and what did not.
 
 use strict;
 use warnings;
@@ -82,7 +82,8 @@ converged(@nodes);
 on_all('truncate braid.conflict_record', @nodes);
 my %counted = map { $_->name => counted($_) } @nodes;
 
-# Dead rows are what tells of deletions: an old snapshot keeps them from being pruned while a case is under way.
+# Dead rows are what tells of deletions: an old snapshot keeps them from being pruned while a case
+# is under way.
 my @keepers = map { $_->background_psql('postgres') } @nodes;
 $_->query_safe('begin isolation level repeatable read; select count(*) from item') for @keepers;
 

@@ -1,4 +1,5 @@
-# The stream waits for a table that is being copied, for longer than wal_receiver_timeout: the copy goes on, and so does the connection.
+# The stream waits for a table that is being copied, for longer than wal_receiver_timeout: the copy
+# goes on, and so does the connection.
 
 use strict;
 use warnings;

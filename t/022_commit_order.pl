@@ -1,5 +1,5 @@
-# Invariant I5: while several appliers work through a backlog, a reader on the subscriber always sees a prefix of what the provider
-# committed, never a later transaction without an earlier one.
+# Invariant I5: while several appliers work through a backlog, a reader on the subscriber always
+# sees a prefix of what the provider committed, never a later transaction without an earlier one.
 
 use strict;
 use warnings;

@@ -1,4 +1,5 @@
-# What a server lacks is said when a node or a subscription is created: with an SQLSTATE, the setting's name, and what to do.
+# What a server lacks is said when a node or a subscription is created: with an SQLSTATE, the
+# setting's name, and what to do.
 
 use strict;
 use warnings;

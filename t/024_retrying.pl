@@ -1,4 +1,5 @@
-# What may pass is tried again, and the status says so whole: message, hint and position, until it is over.
+# What may pass is tried again, and the status says so whole: message, hint and position, until it
+# is over.
 
 use strict;
 use warnings;
@@ -36,7 +37,8 @@ sub over
 	return;
 }
 
-# An applier fails with something that may pass; all that it said is to be seen, and at which transaction.
+# An applier fails with something that may pass; all that it said is to be seen, and at which
+# transaction.
 $paris->safe_psql('postgres', q[
 	create function full_up() returns trigger language plpgsql as $$
 	begin
@@ -73,8 +75,9 @@ is($paris->safe_psql('postgres', 'select last_failure_sqlstate, last_failure_hin
 $paris->safe_psql('postgres', 'drop trigger full_up on item');
 over('an applier can not create a file');
 
-# The disk is full while the leader keeps a large transaction in a file: the files that it, and those who follow it, would create are there
-# already, and have no room. PostgreSQL names them by the process, and uses one again that is left.
+# The disk is full while the leader keeps a large transaction in a file: the files that it, and
+# those who follow it, would create are there already, and have no room. PostgreSQL names them by
+# the process, and uses one again that is left.
 my ($leader) = wait_for_worker($paris, 'braid leader');
 my $directory = $paris->data_dir . '/base/pgsql_tmp';
 mkdir $directory, 0700 unless -d $directory;
@@ -136,7 +139,8 @@ $other->kill_kill;
 $tokyo->safe_psql('postgres', q[insert into item values (2, 'two')]);
 over('the slot is in use');
 
-# A slot that is still in use is no failure, as a leader that starts anew may find its predecessor's walsender there.
+# A slot that is still in use is no failure, as a leader that starts anew may find its predecessor's
+# walsender there.
 $paris->safe_psql('postgres', "select braid.disable_subscription('$name'); select braid.alter_subscription('$name', disable_on_error => true)");
 ok($tokyo->poll_query_until('postgres', "select not active from pg_replication_slots where slot_name = '$slot'"), 'the slot is let go again');
 $other = read_slot();

@@ -1,4 +1,5 @@
-# Slots: one that is there already is read from, if it is one that can be; nobody else's is ever dropped.
+# Slots: one that is there already is read from, if it is one that can be; nobody else's is ever
+# dropped.
 
 use strict;
 use warnings;
@@ -107,7 +108,8 @@ refused(q(slot_name => 'behind', create_slot => false), '55000', 'the provider h
 $tokyo->safe_psql('postgres', 'select pg_drop_replication_slot(slot_name) from pg_replication_slots');
 $tokyo->safe_psql('postgres', 'drop database elsewhere');
 
-# Somebody creates a slot of the name that was chosen, before the workers do: it stays, whatever happens here.
+# Somebody creates a slot of the name that was chosen, before the workers do: it stays, whatever
+# happens here.
 for my $case ([ named => q(, slot_name => 'wanted'), 'wanted' ], [ chosen => '', 'braid_paris_s' ])
 {
 	my ($which, $argument, $slot) = @$case;

@@ -1,4 +1,5 @@
-# A server with many databases: finding out which have the extension takes no worker processes from those that do.
+# A server with many databases: finding out which have the extension takes no worker processes from
+# those that do.
 
 use strict;
 use warnings;
@@ -16,8 +17,8 @@ $paris->safe_psql('postgres', "create database empty_$_ strategy file_copy") for
 # One more is a node, and the last to be looked at.
 $paris->safe_psql('postgres', 'create database node_too');
 
-# As many as Braid needs here: launcher, supervisor, two managers, leader, two appliers, one to find out with, and three that have
-# ended without the postmaster having noticed.
+# As many as Braid needs here: launcher, supervisor, two managers, leader, two appliers, one to find
+# out with, and three that have ended without the postmaster having noticed.
 $paris->append_conf('postgresql.conf', "max_worker_processes = 11\n");
 my $log_start = -s $paris->logfile;
 $paris->restart;
@@ -65,7 +66,8 @@ $tokyo->safe_psql('postgres', q[insert into item values (4, 'four')]);
 caught_up($paris, $tokyo);
 same_tables([ $tokyo, $paris ], 'item');
 
-# A database that goes leaves nothing in shared memory: as many subscriptions fit in again as before.
+# A database that goes leaves nothing in shared memory: as many subscriptions fit in again as
+# before.
 my $dsn = $tokyo->connstr('postgres');
 $paris->append_conf('postgresql.conf', "braid.max_subscriptions = 2\nmax_worker_processes = 20\n");
 $paris->restart;

@@ -1,5 +1,5 @@
-# braid.set_rate_limit: how fast a subscriber reads is held to what was set, also while it runs, for streaming and for the initial
-# copy, and the provider's walsender does not take it for dead.
+# braid.set_rate_limit: how fast a subscriber reads is held to what was set, also while it runs, for
+# streaming and for the initial copy, and the provider's walsender does not take it for dead.
 
 use strict;
 use warnings;
@@ -64,7 +64,8 @@ note(sprintf 'without a limit: %d rows/s', $without);
 cmp_ok($without, '>', 2000, 'without a limit: more than what is set below');
 is(throttled(), 'f', 'and not throttled');
 
-# Rows a second, measured while a backlog is read; a message of joined transactions has some hundred.
+# Rows a second, measured while a backlog is read; a message of joined transactions has some
+# hundred.
 my $leader = join ',', worker_pids($paris, 'braid leader');
 my $walsender = join ',', worker_pids($tokyo, 'walsender');
 limit('rows_per_second => 1000');
@@ -100,7 +101,8 @@ cmp_ok(seconds_to_catch_up(), '<', 5, 'without a limit: the rest at once');
 ok(wait_until(sub { throttled() eq 'f' }, 5), 'not throttled any more');
 same_tables([ $tokyo, $paris ], 'small');
 
-# One transaction of many rows is held to it as well; so slowly that the provider would give up a reader that says nothing.
+# One transaction of many rows is held to it as well; so slowly that the provider would give up a
+# reader that says nothing.
 limit('rows_per_second => 2000');
 $tokyo->safe_psql('postgres', 'insert into small (v) select generate_series(1, 16000)');
 my $seconds = seconds_to_catch_up();
@@ -109,7 +111,8 @@ note(sprintf '16000 rows at 2000/s: %.1f s', $seconds);
 cmp_ok($seconds, '>', 4, 'a large transaction takes its time');
 cmp_ok($seconds, '<', 20, 'but not for ever');
 
-# Bytes, in messages of 10 kB; then so few that nothing is read for longer than wal_sender_timeout. An idle pause saves nothing up.
+# Bytes, in messages of 10 kB; then so few that nothing is read for longer than wal_sender_timeout.
+# An idle pause saves nothing up.
 limit('bytes_per_second => 500000');
 sleep 2;
 write_wide(200);

@@ -1,5 +1,6 @@
-# A leader that starts anew reports where its predecessor had come to. What was applied up to there but never flushed must not
-# be reported: a crash would take it, and the provider would never send it again.
+# A leader that starts anew reports where its predecessor had come to. What was applied up to there
+# but never flushed must not be reported: a crash would take it, and the provider would never send
+# it again.
 
 use strict;
 use warnings;

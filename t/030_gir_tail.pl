@@ -1,5 +1,6 @@
-# gir-tail follows a slot: each format, killed and gone on with, the server restarted under it, until a position; and a reader in
-# another language, written from the protocol's document alone, says the same of the same bytes.
+# gir-tail follows a slot: each format, killed and gone on with, the server restarted under it,
+# until a position; and a reader in another language, written from the protocol's document alone,
+# says the same of the same bytes.
 
 use strict;
 use warnings;
@@ -109,7 +110,8 @@ for my $bad ([ "\\x4\n", 'an odd digit' ], [ "\xff\n", 'no text' ])
 	IPC::Run::run([ 'python3', "$ENV{TESTDIR}/docs/examples/gir_reader.py" ], '<', \$bad->[0], '>', \$out, '2>', \$err);
 	like($err, qr/^Malformed: bytea that is not in hexadecimal digits at 0 of frame 1$/, "and $bad->[1]");
 }
-# The same of transactions in segments, and of prepared ones: what is large in them is not published.
+# The same of transactions in segments, and of prepared ones: what is large in them is not
+# published.
 my $rows_of = sub { return "insert into large select i, 'v', repeat('p', 7000) from generate_series($_[0], $_[0] + 11) i;" };
 my @uncommitted = ('messages', 'on', 'streaming', 'on', 'two_phase', 'on', 'publication_names', 'running');
 my $uncommitted = join(', ', map { "'$_'" } @uncommitted);
@@ -134,7 +136,8 @@ my $mutated = '';
 ok(IPC::Run::run([ 'python3', "$ENV{TESTDIR}/t/gir_reader_mutations.py" ], '<', \"$frames\n\n$both", '>', \$mutated, '2>', \$err), "all bytes that are changed are refused or read: $mutated$err");
 note($mutated);
 
-# Killed again and again under load, the server restarted once: each row at least once, none missing.
+# Killed again and again under load, the server restarted once: each row at least once, none
+# missing.
 my $rows = $ENV{BRAID_TEST_ROWS} // 3000;
 $file = "$dir/killed";
 $node->safe_psql('postgres', q[select pg_create_logical_replication_slot('killed', 'braid'); truncate items]);
@@ -195,7 +198,8 @@ for my $version (1, 2)
 	is($out, '', 'and once');
 }
 
-# What was confirmed is in the file, however the program ends: SIGTERM, kill -9, a lost connection, a position to end at.
+# What was confirmed is in the file, however the program ends: SIGTERM, kill -9, a lost connection,
+# a position to end at.
 sub confirmed
 {
 	my ($slot) = @_;
@@ -298,7 +302,8 @@ for my $name (sort keys %forms)
 	$node->safe_psql('postgres', "select pg_drop_replication_slot('$slot')");
 }
 
-# Transactions that still run, and such as are prepared, come as text and as JSON, and what is confirmed of them is kept, however the program ends.
+# Transactions that still run, and such as are prepared, come as text and as JSON, and what is
+# confirmed of them is kept, however the program ends.
 my %of = (
 	text => { insert => qr/^INSERT .*id=(\d+),/, streamed => qr/^STREAMED xid=\d+ BEGIN .* COMMIT /, segment => qr/^SEGMENT/,
 		prepared => qr/^BEGIN PREPARED 'one' .*\n(?:SCHEMA .*\n)?INSERT .*\nPREPARE .*\n\z/m, committed => qr/^COMMIT PREPARED 'one'/ },

@@ -1,5 +1,6 @@
-# Transactions that share no key at the provider but collide at the subscriber: through unique indexes, exclusion constraints and triggers
-# that only the subscriber has. The leader knows, and orders them beforehand: nothing is applied twice.
+# Transactions that share no key at the provider but collide at the subscriber: through unique
+# indexes, exclusion constraints and triggers that only the subscriber has. The leader knows, and
+# orders them beforehand: nothing is applied twice.
 
 use strict;
 use warnings;
@@ -59,7 +60,8 @@ $paris->safe_psql('postgres', q[
 my @moving = qw(plain partial expression excluded parted rounded);
 my $name = subscribe($paris, $tokyo);
 
-# A place changes hands: freed by one transaction, taken by another one, which has nothing in common with it at the provider.
+# A place changes hands: freed by one transaction, taken by another one, which has nothing in common
+# with it at the provider.
 sub play
 {
 	my (@tables) = @_;

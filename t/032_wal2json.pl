@@ -1,6 +1,7 @@
-# The format wal2json against wal2json itself: two slots over the same WAL, everything that they say compared byte by byte. Tables,
-# types, values, identities, transactions and options are generated; BRAID_SEED repeats a run, BRAID_WAL2JSON_ROUNDS=n makes a
-# longer one. Where wal2json 2.5 writes what is no JSON, what its later versions write is expected.
+# The format wal2json against wal2json itself: two slots over the same WAL, everything that they say
+# compared byte by byte. Tables, types, values, identities, transactions and options are generated;
+# BRAID_SEED repeats a run, BRAID_WAL2JSON_ROUNDS=n makes a longer one. Where wal2json 2.5 writes
+# what is no JSON, what its later versions write is expected.
 
 use strict;
 use warnings;
@@ -135,7 +136,8 @@ my @key_types = ('int', 'bigint', 'text', 'uuid', 'timestamptz', 'numeric', 'var
 my @column_names = ('a', 'b c', 'C"q', 'd\\e', 'naïve', 'select', "tab\tbed", 'f', 'g', 'h', 'i', 'j', 'k', 'l', 'm');
 sub quoted { my ($name) = @_; $name =~ s/"/""/g; return qq["$name"]; }
 
-# A value; a list of several columns' values of integers is made distinct by the caller where it must be.
+# A value; a list of several columns' values of integers is made distinct by the caller where it
+# must be.
 sub value { my ($type) = @_; return 'cast(' . pick(@{ $types{$type} }) . " as $type)"; }
 sub nullable { my ($column) = @_; return $column->{not_null} || chance(0.75) ? value($column->{type}) : 'null'; }
 
@@ -195,7 +197,8 @@ sub make_table
 		push @sql, "alter table $full alter column " . quoted($column->{name}) . " set storage external"
 		  if $column->{type} =~ /^(text|bytea|json)$/ && chance(0.5);
 	}
-	# What is below another table has columns at other positions than that, and an identity of its own. Rows move between partitions.
+	# What is below another table has columns at other positions than that, and an identity of its
+	# own. Rows move between partitions.
 	my @below;
 	if ($tree)
 	{
@@ -310,7 +313,8 @@ sub transaction
 	{
 		my $table = pick(@tables);
 		my $statement = chance(0.04) ? alter($table) : chance(0.08) ? emit(chance(0.7)) : change($table);
-		# Whether a statement fails (a duplicate key, a null) does not matter, but it must not take the others along.
+		# Whether a statement fails (a duplicate key, a null) does not matter, but it must not take
+		# the others along.
 		push @body, "savepoint s", $statement, chance(0.05) ? "rollback to s" : "release s";
 	}
 	return ('begin', @body, chance(0.05) ? 'rollback' : 'commit');
@@ -349,8 +353,9 @@ sub peek
 	return ask(pick('peek', 'peek_binary'), $slot, 'null, null', $settings, @options);
 }
 
-# wal2json 2.5 puts a comma before a message that is not transactional, if the transaction before had several changes, and
-# writes names of types that start with a quote as they are (but for arrays, if not in the list of a primary key).
+# wal2json 2.5 puts a comma before a message that is not transactional, if the transaction before
+# had several changes, and writes names of types that start with a quote as they are (but for
+# arrays, if not in the list of a primary key).
 sub repaired
 {
 	my ($text) = @_;
@@ -596,7 +601,8 @@ for my $round (1 .. $rounds)
 }
 cmp_ok($records, '>', 5_000, "records compared: $records");
 
-# Options that are wrong: message and SQLSTATE. (What is not known to both is left out: numeric-data-types-as-string came after 2.5.)
+# Options that are wrong: message and SQLSTATE. (What is not known to both is left out:
+# numeric-data-types-as-string came after 2.5.)
 my @wrong = ([ 'foo', 'bar' ], [ 'foo', '' ], [ 'include-unchanged-toast', '1' ], [ 'Include-Xids', '1' ], [ 'include-xids', '1', 'foo', 'x', 'include-lsn', 'bad' ]);
 push @wrong, [ $_, 'bad' ], [ $_, '' ], [ $_, 'o' ], [ $_, ' on' ] for @switches;
 push @wrong, [ 'format-version', $_ ] for '', 'x', '0', '3', '-1', '1x', '4294967298', '99999999999999999999', '2.4', '.5', '010', '0x', '1e1', '  ', 'nan', '1 2';

@@ -1,5 +1,6 @@
-# A reader of JSON over the replication protocol: what was committed arrives at once when nothing follows it, in order and
-# whole when much does, and nothing is lost or missing when the reader is stopped at any time and comes again.
+# A reader of JSON over the replication protocol: what was committed arrives at once when nothing
+# follows it, in order and whole when much does, and nothing is lost or missing when the reader is
+# stopped at any time and comes again.
 
 use strict;
 use warnings;

@@ -1,4 +1,5 @@
-# kill -9 of random processes of provider and subscriber for twenty seconds, in apply mode aggregate: each transaction takes effect once.
+# kill -9 of random processes of provider and subscriber for twenty seconds, in apply mode
+# aggregate: each transaction takes effect once.
 
 use strict;
 use warnings;

@@ -1,5 +1,6 @@
-# kill -9 of random processes of provider and subscriber for twenty seconds, in apply mode parallel: each transaction takes effect once. For half of it one
-# applier does all unless more prove faster, for half of it all do.
+# kill -9 of random processes of provider and subscriber for twenty seconds, in apply mode parallel:
+# each transaction takes effect once. For half of it one applier does all unless more prove faster,
+# for half of it all do.
 
 use strict;
 use warnings;

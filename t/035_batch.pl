@@ -1,5 +1,6 @@
-# Apply mode batch: a backlog is committed in far fewer transactions than it came in, and nothing else differs: tables of every
-# kind, a transaction that can't be applied in the middle, changes of the subscriber's tables meanwhile.
+# Apply mode batch: a backlog is committed in far fewer transactions than it came in, and nothing
+# else differs: tables of every kind, a transaction that can't be applied in the middle, changes of
+# the subscriber's tables meanwhile.
 
 use strict;
 use warnings;
@@ -45,7 +46,8 @@ is(status($paris, $name)->{last_error}, '', 'no error on the way');
 
 sound($paris, 'after batches');
 
-# A transaction in the middle of a backlog that this node refuses: all before it is applied, it is named, nothing after it is.
+# A transaction in the middle of a backlog that this node refuses: all before it is applied, it is
+# named, nothing after it is.
 on_all('create table line (k int primary key, v int); create table refused (k int primary key, v int)', $tokyo, $paris);
 $tokyo->safe_psql('postgres', 'insert into line values (0, 0); insert into refused values (0, 0)');
 caught_up($paris, $tokyo);
@@ -75,7 +77,8 @@ $paris->safe_psql('postgres', "alter table refused drop constraint small; select
 caught_up($paris, $tokyo);
 is(count($paris, 'count(*), count(*) filter (where k = 450), max(k) from line where k > 0'), '600|1|600', 'with the cause removed it is applied, and what follows');
 
-# Changes of the subscriber's tables while batches come and tables are kept set up: the next change honours each.
+# Changes of the subscriber's tables while batches come and tables are kept set up: the next change
+# honours each.
 my $dir = PostgreSQL::Test::Utils::tempdir();
 PostgreSQL::Test::Utils::append_to_file("$dir/line.sql", "\\set k random(200, 600)\nupdate line set v = v + 1 where k = :k;\n");
 my $load = start_pgbench($tokyo, '-c', 2, '-R', 300, '-t', 1200, '-f', "$dir/line.sql");
@@ -119,7 +122,8 @@ here('drop trigger note on line');
 then_row(q[select count(*) from fired where name = 'line'], '1', 'and fires no more');
 finish_pgbench($load);
 caught_up($paris, $tokyo);
-# What ALTER TABLE rewrites is this node's own from then on: a change that was on its way would lose to that.
+# What ALTER TABLE rewrites is this node's own from then on: a change that was on its way would lose
+# to that.
 here('alter table line alter v type bigint');
 then_row('select v = k from line where k = $k', 't', 'a column has another type');
 here('vacuum analyze line; alter table line add column g bigint generated always as (v + 1) stored');

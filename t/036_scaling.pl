@@ -1,4 +1,5 @@
-# The number of appliers follows the load between its limits, without a restart of anything, and each change says why.
+# The number of appliers follows the load between its limits, without a restart of anything, and
+# each change says why.
 
 use strict;
 use warnings;

@@ -1,6 +1,7 @@
-# A batch has one commit, but its rows have the versions of the provider's transactions: a change of a third node that is newer
-# than a row of the batch and older than the batch wins at every node, and one that is older than both loses; for updates and
-# for deletes, before and after a rewrite of the table and a restart.
+# A batch has one commit, but its rows have the versions of the provider's transactions: a change of
+# a third node that is newer than a row of the batch and older than the batch wins at every node,
+# and one that is older than both loses; for updates and for deletes, before and after a rewrite of
+# the table and a restart.
 
 use strict;
 use warnings;

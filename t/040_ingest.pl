@@ -1,5 +1,6 @@
-# A source that sends again whatever it has no answer for: kill -9 of the server before and after the commit of braid.ingest, at
-# random moments. Each record takes effect once, and the position goes with the rows.
+# A source that sends again whatever it has no answer for: kill -9 of the server before and after
+# the commit of braid.ingest, at random moments. Each record takes effect once, and the position
+# goes with the rows.
 
 use strict;
 use warnings;
@@ -87,7 +88,8 @@ $second->finish;
 is("$out$err", "1|5\n", 'and goes on from where the first came to');
 is($node->safe_psql('postgres', 'select count(*) = count(distinct id) from ledger'), 't', 'each once');
 
-# Versions of rows that came joined are kept for as long as a source may bring something older than them. A manager looks when it starts.
+# Versions of rows that came joined are kept for as long as a source may bring something older than
+# them. A manager looks when it starts.
 my $at = sub {
 	my ($source, $time, @numbers) = @_;
 	my $records = join ', ', map {

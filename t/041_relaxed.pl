@@ -1,5 +1,6 @@
-# commit_order => 'relaxed': a transaction is committed as soon as what it depends on is, whatever is before it. One that is held up here
-# does not hold up those behind it, but nothing counts as applied beyond it; and every row ends as at the provider.
+# commit_order => 'relaxed': a transaction is committed as soon as what it depends on is, whatever
+# is before it. One that is held up here does not hold up those behind it, but nothing counts as
+# applied beyond it; and every row ends as at the provider.
 
 use strict;
 use warnings;
@@ -21,7 +22,8 @@ $tokyo->safe_psql('postgres', 'insert into hot select k from generate_series(1, 
 my $name = subscribe($paris, $tokyo, commit_order => "'relaxed'");
 is($paris->safe_psql('postgres', "select commit_order from braid.subscription_detail where name = '$name'"), 'relaxed', 'the order is shown');
 
-# What is applied is up to the transaction that is held up, as the status, the origins, the provider and whoever waits for an event see it.
+# What is applied is up to the transaction that is held up, as the status, the origins, the provider
+# and whoever waits for an event see it.
 sub positions
 {
 	my $applied = $paris->safe_psql('postgres', "select applied_lsn from braid.subscription_detail where name = '$name'");
@@ -68,7 +70,8 @@ ok(before($confirmed, $held), "the provider knows of $confirmed");
 my ($rc, $out, $err) = $paris->psql('postgres', "select braid.wait_for_event('tokyo', '$event', '500 ms')");
 like($err, qr/timeout expired/, 'an event behind it has not come');
 
-# The leader starts anew meanwhile: what was ahead is not applied twice, whatever the order from then on.
+# The leader starts anew meanwhile: what was ahead is not applied twice, whatever the order from
+# then on.
 for my $order ('source', 'relaxed')
 {
 	my ($pid) = $paris->safe_psql('postgres', "select leader_pid from braid.subscription_detail where name = '$name'");
@@ -88,7 +91,8 @@ for my $order ('source', 'relaxed')
 		ok(wait_until(sub { $paris->safe_psql('postgres', 'select count(*) from plain where id = 2') eq '1' }, 20), 'out of order it does not');
 	}
 }
-# Processes are killed, and the server crashes with them, between commits that have overtaken others and those that are held up.
+# Processes are killed, and the server crashes with them, between commits that have overtaken others
+# and those that are held up.
 my $id = 100;
 for my $victim ('leader', 'applier 0', 'applier 3', 'postmaster')
 {

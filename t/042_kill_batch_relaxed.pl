@@ -1,4 +1,6 @@
-# kill -9 of random processes of provider and subscriber for twenty seconds, in apply mode batch, half of it joining changes of one row, in relaxed commit order: each transaction takes effect once.
+# kill -9 of random processes of provider and subscriber for twenty seconds, in apply mode batch,
+# half of it joining changes of one row, in relaxed commit order: each transaction takes effect
+# once.
 
 use strict;
 use warnings;

@@ -1,5 +1,6 @@
-# Large transactions leave the provider while they run: several at once between small ones, with subtransactions and whole
-# transactions rolled back in the middle, DDL, TOAST and truncate inside. Nothing of them is seen before their commit, all of it after.
+# Large transactions leave the provider while they run: several at once between small ones, with
+# subtransactions and whole transactions rolled back in the middle, DDL, TOAST and truncate inside.
+# Nothing of them is seen before their commit, all of it after.
 
 use strict;
 use warnings;
@@ -67,7 +68,8 @@ $tokyo->safe_psql('postgres', 'update small set n = n + 1');
 caught_up($paris, $tokyo);
 is($paris->safe_psql('postgres', 'select sum(n) from small'), '20', 'small transactions commit in between, and are confirmed');
 
-# Of this one some subtransactions are rolled back, also one with others inside, and one of which a part was released.
+# Of this one some subtransactions are rolled back, also one with others inside, and one of which a
+# part was released.
 $one->query_safe(q[
 	savepoint a;
 	update bulk set v = 'never' where id <= 2000;
@@ -134,9 +136,10 @@ ok(wait_until(sub { spooled() eq '0' }, 30), 'and is forgotten');
 same_tables([ $tokyo, $paris ], qw(bulk wide small));
 is($paris->safe_psql('postgres', q[select count(*) from braid.subscription_tables where relation::text = 'never']), '0', 'a table that never was did not join');
 
-# DDL inside. Here the columns are there already; a shape that is rolled back must not be taken for the one that stays. With assertions
-# the reorder buffer itself does not bear catalog rows of a rolled back subtransaction whose places are used again in the same
-# transaction (ReorderBufferBuildTupleCidHash): there the transaction is rolled back as a whole.
+# DDL inside. Here the columns are there already; a shape that is rolled back must not be taken for
+# the one that stays. With assertions the reorder buffer itself does not bear catalog rows of a
+# rolled back subtransaction whose places are used again in the same transaction
+# (ReorderBufferBuildTupleCidHash): there the transaction is rolled back as a whole.
 my $undo = $tokyo->safe_psql('postgres', 'show debug_assertions') eq 'on' ? 'rollback; begin; insert into ddl select i, repeat(\'v\', 100) from generate_series(1, 2000) i' : 'rollback to s';
 $paris->safe_psql('postgres', 'alter table ddl add w int, add x text');
 $tokyo->safe_psql('postgres', qq[
@@ -156,7 +159,8 @@ $tokyo->safe_psql('postgres', q[insert into ddl values (5000, 'after', 1, 'it')]
 caught_up($paris, $tokyo);
 same_tables([ $tokyo, $paris ], qw(ddl));
 
-# TOAST: large values of its own, unchanged ones of before; truncate; a table that was made in the transaction.
+# TOAST: large values of its own, unchanged ones of before; truncate; a table that was made in the
+# transaction.
 $paris->safe_psql('postgres', 'create table fresh (id int primary key, v text)');
 $tokyo->safe_psql('postgres', q[
 	begin;
@@ -214,7 +218,8 @@ cmp_ok(peak($leader) - $leader_before, '<', 40, sprintf('the leader stays small 
 cmp_ok(peak($sender) - $sender_before, '<', 40, sprintf('the walsender too (%.0f MB more)', peak($sender) - $sender_before));
 
 # With streaming off it gets whole transactions.
-# (What was received before the leader started again may be spilled, as PostgreSQL does not stream it twice.)
+# (What was received before the leader started again may be spilled, as PostgreSQL does not stream
+# it twice.)
 is(stats('spill_bytes'), $spilled, 'which was not spilled');
 my $streamed = stats('stream_txns');
 $paris->safe_psql('postgres', "select braid.alter_subscription('$name', streaming => 'off')");

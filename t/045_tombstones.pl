@@ -1,5 +1,6 @@
-# Rows that were deleted stay deleted: an older change that comes late from another node does not bring one back, also when VACUUM
-# has removed its dead versions meanwhile, the server was killed, or the change comes by way of a third node.
+# Rows that were deleted stay deleted: an older change that comes late from another node does not
+# bring one back, also when VACUUM has removed its dead versions meanwhile, the server was killed,
+# or the change comes by way of a third node.
 
 use strict;
 use warnings;
@@ -71,7 +72,8 @@ sub vacuumed
 	for my $table (@tables)
 	{
 		my $gone = wait_until(sub {
-			# With what a checkpoint writes, slots come on: without it the background writer does so every 15 seconds.
+			# With what a checkpoint writes, slots come on: without it the background writer does so
+			# every 15 seconds.
 			$node->safe_psql('postgres', 'checkpoint');
 			my (undef, undef, $said) = $node->psql('postgres', "vacuum (verbose, index_cleanup on, truncate off) $table");
 			return $said =~ /0 are dead but not yet removable/ && $said !~ /[1-9]\d* are dead but not yet removable/;
@@ -148,7 +150,8 @@ $oslo->restart;
 heal([ $oslo, 'oslo_from_tokyo' ]);
 everywhere('t', 'moved old', 'nor does it come later, after a restart');
 
-# Both at the same time, by two links: whichever of the two appliers is held up when it has written its part, but not committed.
+# Both at the same time, by two links: whichever of the two appliers is held up when it has written
+# its part, but not committed.
 my $waiting = q[select count(distinct pid) from pg_locks join pg_stat_activity using (pid) where not granted and backend_type = 'braid applier'];
 for my $late (qw(tokyo paris))
 {
@@ -221,7 +224,8 @@ everywhere('t', 'moved old' . ' updated' x 8, 'a long transaction, newer than th
 on($tokyo, "delete from t");
 converged(@all);
 
-# A row goes to another key on one node while it changes, or goes, under the old one on another: each key for itself.
+# A row goes to another key on one node while it changes, or goes, under the old one on another:
+# each key for itself.
 on($tokyo, "insert into t values (50, 'old'), (51, 'old'), (52, 'old'), (53, 'old')");
 cut();
 on($paris, "update t set k = 60, v = 'moved' where k = 50; update t set k = 62, v = 'moved' where k = 52");

@@ -1,5 +1,6 @@
-# Apply mode aggregate: a backlog is regrouped by table and rows that come are inserted in bulk, and nothing else differs: tables
-# of every kind, conflicts with rows of this node, unique violations, sessions that insert the same keys meanwhile.
+# Apply mode aggregate: a backlog is regrouped by table and rows that come are inserted in bulk, and
+# nothing else differs: tables of every kind, conflicts with rows of this node, unique violations,
+# sessions that insert the same keys meanwhile.
 
 use strict;
 use warnings;
@@ -11,7 +12,8 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 
 my $tokyo = new_node('tokyo');
-# Dead rows are what is known of deletions: nothing may remove them. Lima is for comparison, in mode parallel.
+# Dead rows are what is known of deletions: nothing may remove them. Lima is for comparison, in mode
+# parallel.
 my ($paris, $lima) = map { new_node($_, publication => '', conf => "autovacuum = off\n") } qw(paris lima);
 my @subscribers = ($paris, $lima);
 
@@ -44,7 +46,8 @@ backlog($tokyo, $paris, $name, sub {
 		$tokyo->safe_psql('postgres', 'truncate cleared') if $round < 3;
 	}
 	$tokyo->safe_psql('postgres', 'begin; truncate cleared; insert into cleared values (1, 1); truncate cleared; insert into cleared values (2, 2); commit');
-	# Keys in no order, tables in turn; rows that come and change, or go, in one batch; values that go from row to row.
+	# Keys in no order, tables in turn; rows that come and change, or go, in one batch; values that
+	# go from row to row.
 	my @keys = map { $_ * 7919 % 1009 + 1 } 1 .. 900;
 	$tokyo->safe_psql('postgres', apart(map {
 		my $k = $keys[$_];
@@ -64,7 +67,8 @@ triggers_did($tokyo, $paris);
 is(status($paris, $name)->{last_error}, '', 'no error on the way');
 sound($paris, 'after a backlog');
 
-# One transaction of many rows, of values small and large, twice as large as what is applied as it comes.
+# One transaction of many rows, of values small and large, twice as large as what is applied as it
+# comes.
 $paris->append_conf('postgresql.conf', "braid.apply_buffer_size = 1MB\n");
 $paris->restart;
 $tokyo->safe_psql('postgres', q[
@@ -85,8 +89,9 @@ same_tables([ $tokyo, $paris ], qw(fact named twice));
 triggers_did($tokyo, $paris);
 sound($paris, 'after a large transaction');
 
-# What fails in a large transaction may be a session's row that was not there when it was looked for; so it is received again and applied
-# row by row. It has to be larger than what is kept of it, in any case. A row that is equal under another key, and older, leaves then.
+# What fails in a large transaction may be a session's row that was not there when it was looked
+# for; so it is received again and applied row by row. It has to be larger than what is kept of it,
+# in any case. A row that is equal under another key, and older, leaves then.
 $paris->safe_psql('postgres', 'insert into twice values (340000, 331500, 0)');
 $tokyo->safe_psql('postgres', "insert into twice select k, k, k from generate_series(300001, 350000) k where k <> 340000");
 caught_up($paris, $tokyo);
@@ -128,7 +133,8 @@ for my $node (@subscribers)
 	$node->safe_psql('postgres', "select braid.disable_subscription('$names{$node->name}')");
 }
 $tokyo->poll_query_until('postgres', q[select not bool_or(active) from pg_replication_slots where slot_name !~ '^braid_deletions']) or die 'still active';
-# Pages are cleared of dead rows in passing, which is not the same at both, unless somebody may still see them.
+# Pages are cleared of dead rows in passing, which is not the same at both, unless somebody may
+# still see them.
 my @watching = map { $_->background_psql('postgres', on_error_stop => 1) } @subscribers;
 $_->query_safe('begin isolation level repeatable read; select count(*) from met') for @watching;
 sub here
@@ -160,7 +166,8 @@ note($recorded);
 like($recorded, qr/insert_exists/, 'there were conflicts');
 is($paris->safe_psql('postgres', $history), $recorded, 'as in mode parallel, with the same rows');
 
-# A violation in the middle: all before it is applied, it is named, and with its cause gone all goes on.
+# A violation in the middle: all before it is applied, it is named, and with its cause gone all goes
+# on.
 $paris->safe_psql('postgres', 'alter table twice add check (u <> 60150)');
 backlog($tokyo, $paris, $name, sub {
 	$tokyo->safe_psql('postgres', apart(map { ("insert into twice values ($_, $_, 1)", "insert into fact values ($_ + 1000, 1)") } 60001 .. 60300));

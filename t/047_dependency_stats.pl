@@ -139,7 +139,8 @@ my $now = stats();
 is("$now->{batch_max} $now->{batch_mean}", $paris->safe_psql('postgres', "select max(n) || ' ' || round(avg(n) filter (where n > 1), 1) $of"), 'how large they are');
 
 # What waits for a common row looks for its other rows meanwhile.
-# The common row is locked until an applier waits for another one, which it may not come to if both are fast.
+# The common row is locked until an applier waits for another one, which it may not come to if both
+# are fast.
 my $locker = $paris->background_psql('postgres');
 $grown = grown(8000, sub {
 	$locker->query_safe('begin; select from hot where id = 1 for update');
@@ -177,7 +178,8 @@ sub waits
 }
 waits('BraidLeaderProvider', 'the leader waits for the provider');
 waits('BraidApplierWork', 'an applier waits for work');
-# One of each applier's runs changes a row that is locked; what comes after it waits for its turn, or for the row.
+# One of each applier's runs changes a row that is locked; what comes after it waits for its turn,
+# or for the row.
 my $holder = $paris->background_psql('postgres');
 $holder->query_safe('begin; select from hot where id = 1 for update');
 $tokyo->safe_psql('postgres', q[begin; update hot set n = n + 1 where id = 1; insert into item values (5001, 0), (5002, 0), (5003, 0); commit]);
@@ -194,7 +196,8 @@ $tokyo->safe_psql('postgres', 'do $$ begin for i in 1 .. 40 loop insert into lar
 waits('BraidLeaderAppliers', 'the leader waits for room');
 $holder->query_safe('commit');
 caught_up($paris, $tokyo);
-# The same where commits may overtake each other: one after the other, and joined, where an applier waits with a batch in hand.
+# The same where commits may overtake each other: one after the other, and joined, where an applier
+# waits with a batch in hand.
 for my $mode ('parallel', 'batch')
 {
 	alter("commit_order => 'relaxed', apply_mode => '$mode'", "relaxed, $mode");

@@ -1,5 +1,5 @@
-# What is done about a conflict is what the rule for the table and the kind says, here; a rule that is changed counts from the
-# next transaction on; the history says by which rule.
+# What is done about a conflict is what the rule for the table and the kind says, here; a rule that
+# is changed counts from the next transaction on; the history says by which rule.
 
 use strict;
 use warnings;
@@ -21,7 +21,8 @@ subscribe($tokyo, $paris);
 
 my $id = 0;
 
-# One row that both nodes change while nothing is delivered, tokyo first; what each has afterwards. `do` is what each does.
+# One row that both nodes change while nothing is delivered, tokyo first; what each has afterwards.
+# `do` is what each does.
 sub meet
 {
 	my ($table, $before, $first, $second) = @_;
@@ -98,7 +99,8 @@ is(seen('account', $row), 'first first', 'against a delete');
 is(history($tokyo, $row), 'delete_origin_differs|keep_local|local', 'what is kept is said');
 is(history($paris, $row), 'update_deleted|apply_remote|remote', 'and what is applied');
 
-# A rule for a partitioned table is one for its partitions; the nearer one counts, and that for the kind.
+# A rule for a partitioned table is one for its partitions; the nearer one counts, and that for the
+# kind.
 $_->safe_psql('postgres', q[
 	select braid.set_conflict_resolution(null, null, 'keep_local');
 	select braid.set_conflict_resolution('split', 'insert_exists', 'first_update_wins');

@@ -1,5 +1,5 @@
-# Two nodes write rows that are equal under another unique key than the primary key, while nothing is delivered. The newer row stays
-# on both, the older leaves and is in the history; nothing stops.
+# Two nodes write rows that are equal under another unique key than the primary key, while nothing
+# is delivered. The newer row stays on both, the older leaves and is in the history; nothing stops.
 
 use strict;
 use warnings;
@@ -94,7 +94,8 @@ both_have('person', '(2,ADA,2)', 'equal as the expression has it');
 meet(q[insert into person values (3, 'Bob', null)], q[insert into person values (4, 'Cyd', null)]);
 both_have('person', '(2,ADA,2) (4,Cyd,)', 'nulls that are not distinct');
 
-# The winner is deleted before the other node ever saw it: the loser is gone all the same, everywhere.
+# The winner is deleted before the other node ever saw it: the loser is gone all the same,
+# everywhere.
 cut();
 $paris->safe_psql('postgres', q[insert into account values (20, 'z', 0, 'older')]);
 $tokyo->safe_psql('postgres', q[insert into account values (21, 'z', 0, 'newer')]);

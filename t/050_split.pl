@@ -1,5 +1,6 @@
-# split_transactions_above: what has more changes is committed in pieces. Each piece is as large as it may be, has the version of its
-# transaction, and takes effect once, whatever stops it in between; nothing overtakes it; what is seen of it is told.
+# split_transactions_above: what has more changes is committed in pieces. Each piece is as large as
+# it may be, has the version of its transaction, and takes effect once, whatever stops it in
+# between; nothing overtakes it; what is seen of it is told.
 
 use strict;
 use warnings;
@@ -51,7 +52,8 @@ sub written_by
 	return $node->safe_psql('postgres', "select count(distinct xmin::text), string_agg(distinct pg_xact_commit_timestamp(xmin)::text, ',') from $table where $where");
 }
 
-# One transaction that changes rows in the order of their keys, so that one knows which piece has which.
+# One transaction that changes rows in the order of their keys, so that one knows which piece has
+# which.
 sub in_order
 {
 	my ($first, $last, $set, $before) = @_;
@@ -82,7 +84,8 @@ is(pieces($paris), 1 + 9, 'pieces are counted, but for the last');
 is($paris->safe_psql('postgres', 'select count(*) from braid.split_progress'), '0', 'nothing is left of them');
 is(detail('half_applied_lsn is null and half_applied_changes is null'), 't', 'nor shown');
 
-# All that a transaction can do with its own rows, across pieces; and a chain, where versions decide.
+# All that a transaction can do with its own rows, across pieces; and a chain, where versions
+# decide.
 $tokyo->safe_psql('postgres', q[
 	begin;
 	update bulk set n = n + 1 where id <= 250;
@@ -176,7 +179,8 @@ $lock->query_safe('commit');
 caught_up($paris, $tokyo);
 same_tables([ $tokyo, $paris ], @tables, 'extra');
 
-# A row is in the way of a later piece under another unique key; the piece is tried again, those before it are not.
+# A row is in the way of a later piece under another unique key; the piece is tried again, those
+# before it are not.
 $paris->safe_psql('postgres', q[insert into keyed values (-5, 20300, 'in the way')]);
 $tokyo->safe_psql('postgres', q[insert into keyed select i, i, 'new' from generate_series(20001, 20400) i]);
 caught_up($paris, $tokyo);
@@ -215,7 +219,8 @@ $tokyo->safe_psql('postgres', 'update bulk set n = 7 where id between 201 and 60
 caught_up($paris, $tokyo);
 same_tables([ $tokyo, $paris ], @tables);
 
-# Larger than the buffer: applied as it comes, and again from the provider when something is in its way.
+# Larger than the buffer: applied as it comes, and again from the provider when something is in its
+# way.
 for my $streaming (qw(off on))
 {
 	$paris->safe_psql('postgres', "select braid.alter_subscription('$name', streaming => '$streaming', split_transactions_above => 700)");

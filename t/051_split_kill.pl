@@ -1,9 +1,11 @@
-# kill -9 of random processes of provider and subscriber while large transactions are committed in pieces: in each apply mode and commit
-# order, sent while they run or not, larger than the buffer or not, with small ones between them. Each change takes effect once.
+# kill -9 of random processes of provider and subscriber while large transactions are committed in
+# pieces: in each apply mode and commit order, sent while they run or not, larger than the buffer or
+# not, with small ones between them. Each change takes effect once.
 #
-# A row of the ledger and one step of a counter are one transaction, though not one piece: the counter is compared with how often it was
-# incremented by a transaction that committed. The ledger has no key, so what came twice would be there twice; so has the trace, where larger
-# transactions leave a row for each row that they change.
+# A row of the ledger and one step of a counter are one transaction, though not one piece: the
+# counter is compared with how often it was incremented by a transaction that committed. The ledger
+# has no key, so what came twice would be there twice; so has the trace, where larger transactions
+# leave a row for each row that they change.
 
 use strict;
 use warnings;
@@ -70,7 +72,8 @@ for my $mode (@modes)
 stop_load();
 caught_up($paris, $tokyo);
 
-# All kills by chance may have come between two transactions. This one comes after some pieces: a later one waits for a row.
+# All kills by chance may have come between two transactions. This one comes after some pieces: a
+# later one waits for a row.
 alter_running($paris, $name, q[apply_mode => 'parallel', commit_order => 'source']) or die 'cannot change to parallel';
 my $lock = $paris->background_psql('postgres');
 $lock->query_safe('begin; select from steps where k = 1500 for update');

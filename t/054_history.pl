@@ -1,5 +1,6 @@
-# What lost a conflict is put back on one node and is there on all; conflicts are counted, exactly, through restarts and crashes and
-# whether they are recorded or not; the history goes after its time, the counts stay.
+# What lost a conflict is put back on one node and is there on all; conflicts are counted, exactly,
+# through restarts and crashes and whether they are recorded or not; the history goes after its
+# time, the counts stay.
 
 use strict;
 use warnings;
@@ -97,7 +98,8 @@ same_tables(\@both, 'item', 'split', 'ordered');
 is($tokyo->safe_psql('postgres', q[select count(*) from braid.conflict_history h join item t on t.id = (h.key ->> 'id')::int
 	where h.relation = 'item'::regclass and t.id = 2 and pg_xact_commit_timestamp(t.xmin) <= greatest(h.local_timestamp, h.remote_timestamp)]), '0', 'it is newer than both');
 
-# An xml value that is no document, whatever the session takes a text for. The server may be built without libxml.
+# An xml value that is no document, whatever the session takes a text for. The server may be built
+# without libxml.
 SKIP:
 {
 	skip 'the server has no xml', 2 if $tokyo->psql('postgres', q[select '<a/>'::xml]) != 0;

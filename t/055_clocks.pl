@@ -1,5 +1,6 @@
-# I4: a transaction that changes a row gets a newer version than the row had, although the clock of the node that wrote the row is ahead:
-# its commit waits. Where that would take too long it does not wait but says so, or fails if that is asked for. Nobody else waits.
+# I4: a transaction that changes a row gets a newer version than the row had, although the clock of
+# the node that wrote the row is ahead: its commit waits. Where that would take too long it does not
+# wait but says so, or fails if that is asked for. Nobody else waits.
 
 use strict;
 use warnings;
@@ -56,7 +57,8 @@ cmp_ok(stamp($paris, 4), '>', $shop, 'a prepared transaction waits when it is co
 cmp_ok(stamp($paris, 3), '>', $shop, 'a part of a transaction is one');
 converged(@both);
 
-# Who has nothing to fear does not wait: readers, a transaction that is rolled back, another database.
+# Who has nothing to fear does not wait: readers, a transaction that is rolled back, another
+# database.
 my $before = waits($paris);
 $tokyo->safe_psql('postgres', q[select shop(5, 'shop', '4 s')]);
 $paris->safe_psql('postgres', when_there(5) . q[begin; select count(*) from item; commit; begin; update item set v = 'no' where id = 6; rollback;]);

@@ -1,4 +1,5 @@
-# braid.compare while both nodes are written to: what is on its way is no difference, and what was made to differ by hand is found.
+# braid.compare while both nodes are written to: what is on its way is no difference, and what was
+# made to differ by hand is found.
 
 use strict;
 use warnings;

@@ -1,5 +1,6 @@
-# braid.repair: rows become what they are at the provider, with its versions and origins; nothing of it goes on to other nodes, no trigger
-# fires that an applier would not fire, what was written meanwhile is left alone, and all of it is written down.
+# braid.repair: rows become what they are at the provider, with its versions and origins; nothing of
+# it goes on to other nodes, no trigger fires that an applier would not fire, what was written
+# meanwhile is left alone, and all of it is written down.
 
 use strict;
 use warnings;

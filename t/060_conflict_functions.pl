@@ -1,5 +1,6 @@
-# Conflict functions: each node makes the same row of two, whichever it had first, with the same version; what one node had merged
-# is not lost to the next change of a node that had not seen it; what the function writes besides stays here or goes to the others.
+# Conflict functions: each node makes the same row of two, whichever it had first, with the same
+# version; what one node had merged is not lost to the next change of a node that had not seen it;
+# what the function writes besides stays here or goes to the others.
 
 use strict;
 use warnings;
@@ -118,7 +119,8 @@ is($paris->safe_psql('postgres', 'select tags from label where id = 2'), '{a,p,t
 heal();
 both_have('label', '(1,"{a,p,t}",) (2,"{a,p,t,u,v,w}",) (3,"{p,t}",)', 'then the other has it too');
 
-# With the row as its writer saw it: increments count, and a change of what the other has is no conflict.
+# With the row as its writer saw it: increments count, and a change of what the other has is no
+# conflict.
 $tokyo->safe_psql('postgres', q[insert into account values (1, 100, 'a')]);
 meet(q[update account set n = n + 5 where id = 1], q[update account set n = n + 7, v = 'b' where id = 1]);
 both_have('account', '(1,112,b)', 'both increments count');
@@ -183,7 +185,8 @@ same_tables(\@both, 'seen');
 is($tokyo->safe_psql('postgres', 'select node, count(*) from seen group by node order by node'), "paris|5\ntokyo|6", 'once for each');
 is(join(' ', map { $_->safe_psql('postgres', 'select count(*) from braid.conflict_call') } @both), '0 0', 'no note is left');
 
-# In pieces: a row that one piece has merged is merged with the next one too; what is asked in each of them is asked once.
+# In pieces: a row that one piece has merged is merged with the next one too; what is asked in each
+# of them is asked once.
 $_->[0]->safe_psql('postgres', "select braid.alter_subscription('$_->[1]', split_transactions_above => 2)") for @streams;
 $tokyo->safe_psql('postgres', q[insert into label select i, '{}' from generate_series(11, 13) i; insert into account select i, 0, '' from generate_series(11, 13) i]);
 sub in_pieces
@@ -208,7 +211,8 @@ is(join(' ', map { $_->safe_psql('postgres', 'select count(*) from braid.conflic
 cmp_ok($_->safe_psql('postgres', 'select sum(pieces) from braid.dependency_stats'), '>', 5, $_->name . ' has applied pieces') for @both;
 $_->[0]->safe_psql('postgres', "select braid.alter_subscription('$_->[1]', split_transactions_above => 0)") for @streams;
 
-# The same word on both nodes under two ids: the smaller one stays, mentions of the other go to it, everywhere.
+# The same word on both nodes under two ids: the smaller one stays, mentions of the other go to it,
+# everywhere.
 on_all(q[
 	create function one_word(local word, remote word, before word, info braid.conflict) returns word language plpgsql
 	set search_path = public as $$

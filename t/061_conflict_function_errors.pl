@@ -1,6 +1,7 @@
-# A conflict function that fails, takes too long or gives what can't be: its transaction is set aside, with what depends on it and with the function, table,
-# key and kind, and everything else flows on; or the subscription stops, where that is asked for and where the function is gone. Nothing is lost, and another
-# function, or another rule, lets it go on. Whose rights it has.
+# A conflict function that fails, takes too long or gives what can't be: its transaction is set
+# aside, with what depends on it and with the function, table, key and kind, and everything else
+# flows on; or the subscription stops, where that is asked for and where the function is gone.
+# Nothing is lost, and another function, or another rule, lets it go on. Whose rights it has.
 
 use strict;
 use warnings;
@@ -225,7 +226,8 @@ is(status(@stream)->{parked}, '0', 'and nothing is parked');
 $paris->safe_psql('postgres', q[drop trigger refuse on account; select braid.enable_subscription('paris_from_tokyo')]);
 caught_up($paris, $tokyo);
 
-# In batches, and in a transaction that is applied in pieces: what is committed of that stays, and the rest is parked.
+# In batches, and in a transaction that is applied in pieces: what is committed of that stays, and
+# the rest is parked.
 $paris->safe_psql('postgres', $dividing);
 for my $option (q[apply_mode => 'batch'], q[apply_mode => 'parallel', split_transactions_above => 2])
 {
@@ -260,7 +262,8 @@ $tokyo->safe_psql('postgres', "update account set v = 'here too' where id = $id"
 stops(qr/^conflict function with OID \d+ does not exist any more$/, qr/^$/, 'a function that is gone');
 goes_on('a function that is gone');
 
-# A lock that it waits for is no failure, as long as it is to be had in time. From here on no function is to take too long, on a busy machine either.
+# A lock that it waits for is no failure, as long as it is to be had in time. From here on no
+# function is to take too long, on a busy machine either.
 $paris->safe_psql('postgres', "alter system set braid.conflict_function_timeout = '10s'");
 $paris->reload;
 $paris->safe_psql('postgres', q[

@@ -1,5 +1,6 @@
-# Column rules: what is added on several nodes that are cut off from each other adds up on all of them, in whatever order it arrives;
-# largest and smallest values; the row's version stays that of the newest change, also where an older one has added to it.
+# Column rules: what is added on several nodes that are cut off from each other adds up on all of
+# them, in whatever order it arrives; largest and smallest values; the row's version stays that of
+# the newest change, also where an older one has added to it.
 
 use strict;
 use warnings;
@@ -142,7 +143,8 @@ sql($paris, q[insert into stock (id, n, high, name) values (21, 10, 4, 'paris');
 heal_all();
 all_have('select n, high, name from stock where id = 21', '22|5|paris', 'two inserts of one key add up, too');
 
-# Deletions: by version as ever. What was added to a row before that is not for the next one with its key.
+# Deletions: by version as ever. What was added to a row before that is not for the next one with
+# its key.
 cut();
 sql($paris, q[update stock set n = n + 1 where id in (7, 8)]);
 sql($tokyo, q[delete from stock where id in (7, 8); insert into stock (id, n, name) values (8, 1000, 'again')]);

@@ -1,4 +1,5 @@
-# Storms as in t/063_storm.pl: on two nodes, with TRUNCATE, with prepared transactions, and with a conflict function.
+# Storms as in t/063_storm.pl: on two nodes, with TRUNCATE, with prepared transactions, and with a
+# conflict function.
 
 use strict;
 use warnings;

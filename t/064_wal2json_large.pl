@@ -1,8 +1,10 @@
-# A transaction whose wal2json text is larger than any message of PostgreSQL's can be, in format version 1, through pg_recvlogical: the
-# pieces are one object, and the memory of the walsender does not grow with it; nor does it in version 2 and in gir-json. And columns
-# that an update left as they were are named when they are asked for.
+# A transaction whose wal2json text is larger than any message of PostgreSQL's can be, in format
+# version 1, through pg_recvlogical: the pieces are one object, and the memory of the walsender does
+# not grow with it; nor does it in version 2 and in gir-json. And columns that an update left as
+# they were are named when they are asked for.
 #
-# Values that compress well make little WAL and much text. Sizes are in MB; a soak takes larger ones, and pieces as large as can be.
+# Values that compress well make little WAL and much text. Sizes are in MB; a soak takes larger
+# ones, and pieces as large as can be.
 
 use strict;
 use warnings;
@@ -16,8 +18,8 @@ use Time::HiRes qw(sleep time);
 
 my $soak = $ENV{BRAID_TEST_SECONDS};
 my $rows = $ENV{BRAID_TEST_ROWS} // ($soak ? 3000 : 1200);
-# Transactions without a change have an object too: nobody else's come between. pg_recvlogical answers between messages, one of which
-# is over a gigabyte here.
+# Transactions without a change have an object too: nobody else's come between. pg_recvlogical
+# answers between messages, one of which is over a gigabyte here.
 my $node = new_server('tokyo', conf => "logical_decoding_work_mem = '4MB'\nautovacuum = off\nwal_sender_timeout = 0\n");
 $node->safe_psql('postgres', q[
 	create table small (id int primary key, v text);
@@ -36,7 +38,8 @@ sub copy_slot
 sub recvlogical_as { return ('pg_recvlogical', '-d', $node->connstr('postgres'), '-S', 'copied', '--start', '--no-loop', '-F', '0', '-f', '-', map { ('-o', $_) } @_); }
 sub recvlogical { return recvlogical_as('format=wal2json', @_); }
 
-# Memory of the walsender in MB: its own now, and the most of all that it had, with the shared buffers that it used.
+# Memory of the walsender in MB: its own now, and the most of all that it had, with the shared
+# buffers that it used.
 sub memory
 {
 	my ($pid) = worker_pids($node, 'walsender');
@@ -46,8 +49,9 @@ sub memory
 	return map { $status =~ /^$_:\s+(\d+) kB/m ? $1 / 1024 : 0 } qw(RssAnon VmHWM);
 }
 
-# Read one large transaction as it comes, without keeping it. What there was of it, and of the walsender's memory. It is over when so
-# many bytes have come, line ends not counted, or what the pattern finds in the last 200.
+# Read one large transaction as it comes, without keeping it. What there was of it, and of the
+# walsender's memory. It is over when so many bytes have come, line ends not counted, or what the
+# pattern finds in the last 200.
 sub follow
 {
 	my ($expected, @options) = @_;
@@ -141,7 +145,8 @@ for my $way (@ways)
 }
 note(sprintf 'the small one: at most %.0f MB, %.0f of its own', @$base{qw(peak rss)});
 
-# What writes a message for each row holds one row at a time, however large the transaction is: the other formats, with a smaller one.
+# What writes a message for each row holds one row at a time, however large the transaction is: the
+# other formats, with a smaller one.
 my $fewer = $soak ? 1500 : 300;
 $node->safe_psql('postgres', q[
 	create table next (like big including all);

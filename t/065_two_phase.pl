@@ -1,5 +1,6 @@
-# Prepared transactions arrive prepared: seen only once they are committed, with the source's origin and time, whatever is restarted or
-# stopped in between; rolled back where they are rolled back at the provider.
+# Prepared transactions arrive prepared: seen only once they are committed, with the source's origin
+# and time, whatever is restarted or stopped in between; rolled back where they are rolled back at
+# the provider.
 
 use strict;
 use warnings;
@@ -203,7 +204,8 @@ sql($tokyo, q[rollback prepared 'dropped']);
 join_again($tokyo, $back);
 converged(@nodes);
 is(sql($_, q[select string_agg(id::text, ',' order by id) from mail]), '2,11', 'one row left for the one that was committed, on ' . $_->name) for @nodes;
-# Notes go once they are over, when the stream begins behind their end. It begins where changes are flushed, which may be earlier than where they are applied.
+# Notes go once they are over, when the stream begins behind their end. It begins where changes are
+# flushed, which may be earlier than where they are applied.
 sql($tokyo, 'insert into item values (400, \'later\', 0)');
 caught_up($paris, $tokyo);
 for (1 .. 10)

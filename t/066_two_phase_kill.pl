@@ -1,8 +1,9 @@
-# kill -9 of random processes of provider and subscriber under a load of prepared transactions: committed at once, later, by another
-# session, rolled back, large ones, and ordinary ones between them. Each takes effect once, and nothing stays prepared.
+# kill -9 of random processes of provider and subscriber under a load of prepared transactions:
+# committed at once, later, by another session, rolled back, large ones, and ordinary ones between
+# them. Each takes effect once, and nothing stays prepared.
 #
-# A row of the ledger and one step of a counter are one transaction: the counter is compared with how often it was incremented
-# by a transaction that committed.
+# A row of the ledger and one step of a counter are one transaction: the counter is compared with
+# how often it was incremented by a transaction that committed.
 
 use strict;
 use warnings;
@@ -85,7 +86,8 @@ for my $mode (@modes)
 	goes_on($mode, $name, @nodes);
 }
 
-# The coordinator ends what the others have left. A row of a transaction that it has rolled back is in neither table.
+# The coordinator ends what the others have left. A row of a transaction that it has rolled back is
+# in neither table.
 sleep 2;
 stop_load();
 $tokyo->safe_psql('postgres', "rollback prepared '$_'") for split /\n/, $tokyo->safe_psql('postgres', 'select gid from pg_prepared_xacts');

@@ -1,5 +1,6 @@
-# on_error => 'park': a transaction that can't be applied is set aside with what depends on it, everything else flows on; it survives a restart, is applied
-# later, in order and under its own version, or given up.
+# on_error => 'park': a transaction that can't be applied is set aside with what depends on it,
+# everything else flows on; it survives a restart, is applied later, in order and under its own
+# version, or given up.
 
 use strict;
 use warnings;
@@ -84,7 +85,8 @@ foreach my $mode (q[apply_mode => 'parallel'], q[apply_mode => 'serial'], q[appl
 
 here("select braid.alter_subscription('$name', apply_mode => 'parallel', consolidate => false, commit_order => 'source')");
 
-# What one of them is, and that it survives a restart. A trigger that fails here; the whole table waits for it, since nobody knows what triggers do.
+# What one of them is, and that it survives a restart. A trigger that fails here; the whole table
+# waits for it, since nobody knows what triggers do.
 here(q[create function refuse() returns trigger language plpgsql as $$ begin if new.v = 'bad' then raise exception 'not here' using hint = 'Ask somebody.'; end if; return new; end $$;
 	create trigger refuse before insert or update on item for each row execute function refuse();
 	alter table item enable always trigger refuse]);
@@ -194,7 +196,8 @@ same_tables([ $tokyo, $paris ], 'item');
 here(q[alter system reset braid.max_parked]);
 here(q[select pg_reload_conf()]);
 
-# on_error => 'stop' with something parked: it holds what it held, and the next one stops the subscription.
+# on_error => 'stop' with something parked: it holds what it held, and the next one stops the
+# subscription.
 here(q[alter table item add constraint short check (length(v) < 20)]);
 $tokyo->safe_psql('postgres', q[update item set v = 'a value that is far too long' where id = 2]);
 caught_up($paris, $tokyo);
@@ -238,7 +241,8 @@ foreach my $streaming ('off', 'on')
 		versions_are_the_sources($_, "streaming $streaming, $rows rows") for qw(item other);
 	}
 }
-# What is committed in pieces: what is committed of it stays, the rest is parked, and holds what it holds.
+# What is committed in pieces: what is committed of it stays, the rest is parked, and holds what it
+# holds.
 here("select braid.alter_subscription('$name', streaming => 'off', split_transactions_above => 100)");
 here(q[alter table other add constraint short check (length(v) < 50)]);
 my $update = q[do $$ begin for i in 1 .. 300 loop update other set v = repeat('z', case i when 150 then 60 else 40 end) where id = i; end loop; end $$];
@@ -295,7 +299,8 @@ foreach my $streaming ('off', 'on')
 }
 here("select braid.alter_subscription('$name', split_transactions_above => 0)");
 
-# Prepared transactions: one that can't be applied, or has to follow a parked one, is not prepared here, comes when it has committed, and is parked then.
+# Prepared transactions: one that can't be applied, or has to follow a parked one, is not prepared
+# here, comes when it has committed, and is parked then.
 my $oslo = new_node('oslo', publication => '', conf => "max_prepared_transactions = 5\n");
 $oslo->safe_psql('postgres', 'create table item (id int primary key, v text); create table other (id int primary key, v text)');
 subscribe($oslo, $tokyo, on_error => "'park'", two_phase => 'true');

@@ -1,8 +1,9 @@
-# kill -9 of random processes while transactions are parked, tried again and applied: each takes effect once, or is parked once, and in the end all
-# are applied.
+# kill -9 of random processes while transactions are parked, tried again and applied: each takes
+# effect once, or is parked once, and in the end all are applied.
 #
-# Each transaction has a row of the ledger. One that was applied twice would be a conflict; one that was neither applied nor parked would be missing. In the end
-# they are committed in pieces of one change: what is parked of most is what comes after that row.
+# Each transaction has a row of the ledger. One that was applied twice would be a conflict; one that
+# was neither applied nor parked would be missing. In the end they are committed in pieces of one
+# change: what is parked of most is what comes after that row.
 
 use strict;
 use warnings;
@@ -46,7 +47,8 @@ sub kill_while_parking
 	for my $round (1 .. $rounds)
 	{
 		sleep 0.3 + rand 0.5;
-		# Two times in three, the cause is gone for a moment, and what is parked is tried while the process is killed.
+		# Two times in three, the cause is gone for a moment, and what is parked is tried while the
+		# process is killed.
 		my $retry;
 		if ($round % 3)
 		{
@@ -94,7 +96,8 @@ my $name = subscribe($paris, $tokyo, on_error => "'park'");
 $paris->safe_psql('postgres', $forbid);
 start_load($tokyo, "\n\\set k random(1, 60)\nbegin;${change}commit;\n" => '-c 2 -R 80');
 kill_while_parking($paris, $name, $_, $kills / @modes) for @modes;
-# The last attempt may have applied all that was parked, and the numbers may be far from what is not allowed.
+# The last attempt may have applied all that was parked, and the numbers may be far from what is not
+# allowed.
 ok(wait_until(sub { (attempt($paris, 'select count(*) > 0 from braid.parked_transactions where from_change > 1'))[1] eq 't' }, 60), 'of some the rest was parked');
 stop_load();
 applied_or_parked($paris, $name);

@@ -1,5 +1,6 @@
-# An update that leaves large columns as they are does not carry them. Where the row here was last written by another node than the
-# update's, they are asked for at the node that has them; otherwise nobody is asked.
+# An update that leaves large columns as they are does not carry them. Where the row here was last
+# written by another node than the update's, they are asked for at the node that has them; otherwise
+# nobody is asked.
 
 use strict;
 use warnings;
@@ -43,7 +44,8 @@ sub links { my ($state, @which) = @_; $_->link($state) for @which ? @which : map
 sub questions { my ($node) = @_; return run($node, 'select sum(questions) from braid.subscription_detail'); }
 sub big { my ($seed) = @_; return "repeat(md5('$seed'), 100)"; }
 
-# Apart: what is done by each node while nothing gets through; then all is delivered, and the nodes are equal.
+# Apart: what is done by each node while nothing gets through; then all is delivered, and the nodes
+# are equal.
 sub apart
 {
 	my ($what, $table, @done) = @_;
@@ -115,7 +117,8 @@ converged(values %node) for 1 .. 2;
 same_tables([values %node], 'doc');
 is(run($paris, 'select big = ' . big('start') . ' from doc where id = 60'), 't', 'and left where it had not');
 
-# What the winner had taken from a third node, by an update that left it alone there, and that comes late; of several also some that it brings.
+# What the winner had taken from a third node, by an update that left it alone there, and that comes
+# late; of several also some that it brings.
 links('down', $link{paris}{quito}, $link{tokyo}{paris});
 run($quito, 'update doc set big = ' . big('quito') . q[ where id = 62; update two set one = repeat('3', 9000), other = repeat('4', 9000)]);
 caught_up($tokyo, $quito);
@@ -234,7 +237,8 @@ for my $split (0, 40)
 }
 run($tokyo, q[select braid.alter_subscription('tokyo_from_paris', split_transactions_above => 0)]);
 
-# The node whose row has won is away when a large value comes late: that waits for it, or for somebody to say that it is not to be asked.
+# The node whose row has won is away when a large value comes late: that waits for it, or for
+# somebody to say that it is not to be asked.
 for my $how ('back', 'disabled')
 {
 	my $row = $how eq 'back' ? 170 : 171;

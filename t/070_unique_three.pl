@@ -1,5 +1,5 @@
-# Three nodes: one meets a row and the one that it loses to, others never see the two together, because the winner has given way before
-# the loser came there. All end with the same rows.
+# Three nodes: one meets a row and the one that it loses to, others never see the two together,
+# because the winner has given way before the loser came there. All end with the same rows.
 
 use strict;
 use warnings;
@@ -51,7 +51,8 @@ go_on($tokyo, $paris);
 go_on($paris, $tokyo);
 all_have('(2,b,winner)', 'whoever saw them meet has told the others');
 
-# The same, and a third row takes what the winner had: by then the loser is dead, whatever came first.
+# The same, and a third row takes what the winner had: by then the loser is dead, whatever came
+# first.
 on_all('truncate account', $tokyo);
 all_have('', 'empty');
 stop($quito, $tokyo);

@@ -1,5 +1,6 @@
-# Transactions that are prepared before, while and after tables are copied: what a copy has seen of them is left out, the rest is applied.
-# And what a prepared transaction deletes is remembered with the time of its commit.
+# Transactions that are prepared before, while and after tables are copied: what a copy has seen of
+# them is left out, the rest is applied. And what a prepared transaction deletes is remembered with
+# the time of its commit.
 
 use strict;
 use warnings;
@@ -36,7 +37,8 @@ sub waits_for
 	return;
 }
 
-# The slot of a copy waits twice: for what runs at its first look, and for what runs then. In between, decoding has begun.
+# The slot of a copy waits twice: for what runs at its first look, and for what runs then. In
+# between, decoding has begun.
 sub while_slot_is_made
 {
 	my ($begin, $meanwhile) = @_;
@@ -87,7 +89,8 @@ is(sql($paris, $times), sql($tokyo, $times), 'it came as a whole when it was com
 is(sql($tokyo, q[select braid.commit_timestamp(xmin) > pg_xact_commit_timestamp(xmin) + interval '1 s' from item where id = 2]), 't', 'or that of its version, rather');
 ok($tokyo->poll_query_until('postgres', q[select behind = '0' from braid.clock_status]), 'which is past');
 
-# The same while a table is copied anew, when such transactions come prepared: of each the snapshot says whether it is in the copy.
+# The same while a table is copied anew, when such transactions come prepared: of each the snapshot
+# says whether it is in the copy.
 sql($paris, 'truncate item');
 while_slot_is_made(
 	sub { sql($paris, "select braid.resync_table('$name', 'item')") },
@@ -125,7 +128,8 @@ isnt(status($paris, $name)->{state}, 'error', 'and stops nobody');
 caught_up($paris, $tokyo);
 same_tables(\@nodes, 'new');
 
-# Deleted at a time that is known with the commit: what another node wrote before that does not come back.
+# Deleted at a time that is known with the commit: what another node wrote before that does not come
+# back.
 my $third = subscribe($paris, $oslo, copy_data => 'false');
 ok(wait_until(sub { sql($paris, 'select remembered from braid.deletions') eq 't' }, 20), 'deletions are remembered');
 sql($tokyo, q[begin; delete from item where id in (6, 7); prepare transaction 'deletes']);

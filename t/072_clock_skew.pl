@@ -1,5 +1,5 @@
-# How far apart clocks are is measured, shown and warned of, while they are set; and changes that come from the future are held back until
-# their time has come, if that is asked for.
+# How far apart clocks are is measured, shown and warned of, while they are set; and changes that
+# come from the future are held back until their time has come, if that is asked for.
 
 use strict;
 use warnings;
@@ -22,8 +22,8 @@ my $name = subscribe($paris, $tokyo, origin => q['any']);
 my $back = subscribe($tokyo, $paris, origin => q['any'], copy_data => 'false');
 
 sub sql { my ($node, $sql) = @_; return $node->safe_psql('postgres', $sql); }
-# The leader has the value when this returns. A new session has it once the postmaster has read the file and told all processes. The leader
-# reads it before it reports the next position.
+# The leader has the value when this returns. A new session has it once the postmaster has read the
+# file and told all processes. The leader reads it before it reports the next position.
 sub set
 {
 	my ($setting, $value) = @_;

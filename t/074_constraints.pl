@@ -1,6 +1,7 @@
-# Exclusion constraints, deferrable constraints, unique keys of generated columns: rows that two nodes write while nothing is delivered,
-# and that can't stay beside each other. The newer one stays on both, the older leaves and is in the history; nothing stops. A transaction
-# that violates a deferrable constraint in between only, is applied.
+# Exclusion constraints, deferrable constraints, unique keys of generated columns: rows that two
+# nodes write while nothing is delivered, and that can't stay beside each other. The newer one stays
+# on both, the older leaves and is in the history; nothing stops. A transaction that violates a
+# deferrable constraint in between only, is applied.
 
 use strict;
 use warnings;

@@ -1,5 +1,6 @@
-# Three nodes, ranges that overlap and keys that are checked at a transaction's end: some meet on one node, others on another, in
-# another order. All nodes end with the same rows, of which no two meet.
+# Three nodes, ranges that overlap and keys that are checked at a transaction's end: some meet on
+# one node, others on another, in another order. All nodes end with the same rows, of which no two
+# meet.
 
 use strict;
 use warnings;
@@ -42,7 +43,8 @@ sub all_agree
 	return;
 }
 
-# The oldest meets the middle one, that meets the newest, which does not meet the oldest: the links come back in every order.
+# The oldest meets the middle one, that meets the newest, which does not meet the oldest: the links
+# come back in every order.
 my $id = 0;
 for my $round (0 .. 5)
 {

@@ -1,5 +1,6 @@
-# A third node joins while the two others write: the rows that it copies from one of them keep their versions, so that what comes from the
-# other one afterwards, and is older, or was seen already by the first, changes nothing; what was deleted stays deleted.
+# A third node joins while the two others write: the rows that it copies from one of them keep their
+# versions, so that what comes from the other one afterwards, and is older, or was seen already by
+# the first, changes nothing; what was deleted stays deleted.
 
 use strict;
 use warnings;
@@ -142,7 +143,8 @@ for my $other ($paris, $oslo)
 }
 sleep 1;
 subscribe($lima, $tokyo, wait => 0);
-# The others' changes come while it copies, one time in two; as soon as it is known that the tables were empty.
+# The others' changes come while it copies, one time in two; as soon as it is known that the tables
+# were empty.
 ok(wait_until(sub {
 	$lima->safe_psql('postgres', q[select count(*) filter (where copy_began_at is not null or state = 'ready') from braid.subscription_table join braid.subscription using (subscription_id)
 		where subscription_name = 'lima_from_tokyo']) eq '4';

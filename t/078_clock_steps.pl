@@ -1,5 +1,6 @@
-# A clock that steps back changes who wins, but never makes nodes differ: where a commit would have to wait too long for this node's clock,
-# its transaction gets a version of its own, after all that it may have seen. Each of three nodes has a clock that is set while it runs.
+# A clock that steps back changes who wins, but never makes nodes differ: where a commit would have
+# to wait too long for this node's clock, its transaction gets a version of its own, after all that
+# it may have seen. Each of three nodes has a clock that is set while it runs.
 
 use strict;
 use warnings;
@@ -27,7 +28,8 @@ insert into hot values (:k, 1, '%s') on conflict (k) do update set n = hot.n + 1
 ], 15);
 sql($_, 'delete from braid.local_version') for @nodes;
 
-# Tokyo writes in a minute, and again, now. In between, paris has written, and knows of neither. Oslo gets tokyo's first.
+# Tokyo writes in a minute, and again, now. In between, paris has written, and knows of neither.
+# Oslo gets tokyo's first.
 link_up($paris, $tokyo, 0);
 link_up($_, $paris, 0) for $tokyo, $oslo;
 on_clock(0, 60, q[update item set v = 'first' where id in (1, 4); delete from item where id = 2; truncate hot]);

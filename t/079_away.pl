@@ -1,5 +1,6 @@
-# A provider that stays away for longer than a limit is given up: what was remembered for its sake is forgotten, and its subscription stops
-# before that, until somebody says what is to become of it. Without a limit, and while it is connected, it is waited for.
+# A provider that stays away for longer than a limit is given up: what was remembered for its sake
+# is forgotten, and its subscription stops before that, until somebody says what is to become of it.
+# Without a limit, and while it is connected, it is waited for.
 
 use strict;
 use warnings;

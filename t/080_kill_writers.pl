@@ -1,6 +1,7 @@
-# kill -9 of random processes of two nodes that both write the same rows: increments that add up, tags that a conflict function joins and
-# another that writes about what it was asked, rows that the last writer wins. In the end both nodes have the same, and each increment and each
-# tag that was committed anywhere counts once.
+# kill -9 of random processes of two nodes that both write the same rows: increments that add up,
+# tags that a conflict function joins and another that writes about what it was asked, rows that the
+# last writer wins. In the end both nodes have the same, and each increment and each tag that was
+# committed anywhere counts once.
 
 use strict;
 use warnings;

@@ -53,7 +53,8 @@ ok(wait_until(sub { stats(q[concat_ws(' ', appliers_taking, rate_one, rate_all)]
 is(had_work(sub { $tokyo->safe_psql('postgres', "insert into item values ($_, 0)") for 1 .. 20 }), 1, 'while nothing waits one does everything');
 is(stats('rate_one is null'), 't', 'and nothing is tried');
 
-# What was found holds until it is tried again, and that is only while transactions wait: of these there are more until it is so.
+# What was found holds until it is tried again, and that is only while transactions wait: of these
+# there are more until it is so.
 sub found
 {
 	my ($condition, $from, $count, $sql) = @_;

@@ -1,5 +1,6 @@
-# A row lost to another one on a node that then can't tell the others: the applier is ended in between, or fails. The others hear of it all
-# the same, and soon, though they never see the two rows together.
+# A row lost to another one on a node that then can't tell the others: the applier is ended in
+# between, or fails. The others hear of it all the same, and soon, though they never see the two
+# rows together.
 
 use strict;
 use warnings;
@@ -24,7 +25,8 @@ $paris->safe_psql('postgres', q[
 	alter table braid.displacement disable trigger all;
 ]);
 
-# Paris has the loser, and what it lost to comes from tokyo, where that has another key before the loser is there.
+# Paris has the loser, and what it lost to comes from tokyo, where that has another key before the
+# loser is there.
 sub meet
 {
 	my ($email) = @_;

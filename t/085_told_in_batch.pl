@@ -1,5 +1,6 @@
-# A row lost to another one at its provider, which tells of that only when it has written to that row again: what comes later in its stream
-# is the older version. A subscriber that commits both as one keeps the newer row, in each way of applying.
+# A row lost to another one at its provider, which tells of that only when it has written to that
+# row again: what comes later in its stream is the older version. A subscriber that commits both as
+# one keeps the newer row, in each way of applying.
 
 use strict;
 use warnings;

@@ -1,5 +1,5 @@
-# A table is copied from one node while the changes of another one come in: what these wrote or deleted before the copy was there, and what
-# is in the copy, become the newest version of each row.
+# A table is copied from one node while the changes of another one come in: what these wrote or
+# deleted before the copy was there, and what is in the copy, become the newest version of each row.
 
 use strict;
 use warnings;

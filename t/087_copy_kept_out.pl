@@ -1,5 +1,5 @@
-# Rows that a copy brings and a unique key keeps out that only this node has: the subscription stops and says so, whether others write
-# meanwhile or not. None is left out without a word.
+# Rows that a copy brings and a unique key keeps out that only this node has: the subscription stops
+# and says so, whether others write meanwhile or not. None is left out without a word.
 
 use strict;
 use warnings;

@@ -1,5 +1,6 @@
-# An applier that is told to end in the middle of a commit has applied nothing of it: what it had in hand comes again. From 16 on, PostgreSQL moves a
-# replication origin with what is rolled back too, to wherever the process has said by then.
+# An applier that is told to end in the middle of a commit has applied nothing of it: what it had in
+# hand comes again. From 16 on, PostgreSQL moves a replication origin with what is rolled back too,
+# to wherever the process has said by then.
 
 use strict;
 use warnings;
@@ -18,7 +19,8 @@ on_all(q[
 my %name = ($paris => subscribe($paris, $tokyo, on_error => "'park'"), $quito => subscribe($quito, $tokyo, two_phase => 'true'));
 sub sql { return $_[0]->safe_psql('postgres', $_[1]) }
 
-# Run `work` at the provider while a session holds what `hold` says at the subscriber, and terminate the applier that waits for it.
+# Run `work` at the provider while a session holds what `hold` says at the subscriber, and terminate
+# the applier that waits for it.
 sub terminated
 {
 	my ($subscriber, $hold, $work, $what) = @_;

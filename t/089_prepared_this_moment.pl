@@ -1,5 +1,6 @@
-# A transaction is prepared, and its PREPARE decoded, some time before the provider's pg_prepared_xacts shows it. What can't be prepared here is
-# noted down until it has ended there, and is not taken for ended in between: its COMMIT PREPARED would meet nothing.
+# A transaction is prepared, and its PREPARE decoded, some time before the provider's
+# pg_prepared_xacts shows it. What can't be prepared here is noted down until it has ended there,
+# and is not taken for ended in between: its COMMIT PREPARED would meet nothing.
 #
 # A debugger holds the session at that point.
 

@@ -1,6 +1,7 @@
-# A clock that steps back between PREPARE TRANSACTION and COMMIT PREPARED never makes nodes differ: the transaction gets a version after all
-# that its node has seen, though nothing can be added to it any more. It reaches those who had it prepared, those who get it whole, the
-# collector of deletions and readers of JSON.
+# A clock that steps back between PREPARE TRANSACTION and COMMIT PREPARED never makes nodes differ:
+# the transaction gets a version after all that its node has seen, though nothing can be added to it
+# any more. It reaches those who had it prepared, those who get it whole, the collector of deletions
+# and readers of JSON.
 
 use strict;
 use warnings;
@@ -16,7 +17,8 @@ my ($tokyo, $paris, $oslo) = @nodes;
 sub on_clock { my ($i, $seconds, $sql) = @_; $clocks[$i]->set($seconds); return sql($nodes[$i], $sql); }
 sub written { return sql($tokyo, 'select count(distinct committed_at) from braid.local_version where xid <> 0'); }
 
-# At random: rows of few keys are written everywhere, half of them by prepared transactions, while clocks are set forth and back.
+# At random: rows of few keys are written everywhere, half of them by prepared transactions, while
+# clocks are set forth and back.
 write_while_clocks_step($clocks, \@nodes, q[
 \set k random(1, 40)
 \set what random(1, 6)
@@ -41,7 +43,8 @@ subscribe($paris, $tokyo, copy_data => 'false', two_phase => 'true');
 # What tokyo, or another node's commit record, says of the rows' version.
 my $versions = sub { return "select id, braid.commit_timestamp(xmin) from item where id in ($_[0]) order by 1" };
 
-# Tokyo writes in a minute, and again, now, by prepared transactions. In between, paris has written, and knows of neither. Oslo gets tokyo's first.
+# Tokyo writes in a minute, and again, now, by prepared transactions. In between, paris has written,
+# and knows of neither. Oslo gets tokyo's first.
 link_up($_, $paris, 0) for $tokyo, $oslo;
 link_up($paris, $tokyo, 0);
 on_clock(0, 60, q[update item set v = 'first' where id in (1, 4)]);
@@ -81,7 +84,8 @@ converged(@nodes);
 same_tables(\@nodes, qw(item));
 is(sql($_, $versions->('11, 1000')), sql($tokyo, $versions->('11, 1000')), 'a large one comes under its version, at ' . $_->name) for $paris, $oslo;
 
-# An attempt that ended between the version and the commit. Much has come since, and the clock is right again.
+# An attempt that ended between the version and the commit. Much has come since, and the clock is
+# right again.
 sql($tokyo, q[begin; update item set v = 'again' where id = 6; prepare transaction 'again']);
 sql($tokyo, q[insert into braid.local_version select transaction::text::bigint, extract(epoch from now()) * 1000000 from pg_prepared_xacts where gid = 'again']);
 on_clock(0, 120, q[update item set v = 'since' where id = 7]);

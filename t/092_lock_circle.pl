@@ -1,5 +1,6 @@
-# What is prepared here keeps its locks until its end comes. Where what comes before that end waits for them, by way of a session, of another
-# subscription, or of a table's lock, PostgreSQL sees no deadlock. The transaction is given up then and comes as a whole; no session is cancelled.
+# What is prepared here keeps its locks until its end comes. Where what comes before that end waits
+# for them, by way of a session, of another subscription, or of a table's lock, PostgreSQL sees no
+# deadlock. The transaction is given up then and comes as a whole; no session is cancelled.
 
 use strict;
 use warnings;

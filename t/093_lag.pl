@@ -1,5 +1,6 @@
-# What lag_time says: how old the rows here may be. Not the age of the last transaction, which after a quiet night is that of the night; and
-# not 0 while the provider is out of reach. And which transaction an applier has in hand.
+# What lag_time says: how old the rows here may be. Not the age of the last transaction, which after
+# a quiet night is that of the night; and not 0 while the provider is out of reach. And which
+# transaction an applier has in hand.
 
 use strict;
 use warnings;

@@ -1,7 +1,9 @@
-# A provider whose messages are well-formed and whose records are not, or are not in their place: an error that says so, another attempt, nothing lost and nothing
-# twice, and nobody crashes. Under load, with small transactions, many to a frame, and large ones of several frames.
+# A provider whose messages are well-formed and whose records are not, or are not in their place: an
+# error that says so, another attempt, nothing lost and nothing twice, and nobody crashes. Under
+# load, with small transactions, many to a frame, and large ones of several frames.
 #
-# Not here, since each record is right by itself: a change within a transaction that comes twice, a change or a transaction that does not come.
+# Not here, since each record is right by itself: a change within a transaction that comes twice, a
+# change or a transaction that does not come.
 
 use strict;
 use warnings;
@@ -95,7 +97,8 @@ caught_up($paris, $tokyo);
 each_once([ $tokyo, $paris ]);
 is($paris->safe_psql('postgres', 'select count(*) from braid.conflict_history'), '0', 'and nothing met what was there already');
 
-# A keepalive says that WAL ends where it never will: views go on working, and a new connection puts it right.
+# A keepalive says that WAL ends where it never will: views go on working, and a new connection puts
+# it right.
 my $told = () = $proxy->lies;
 $proxy->lie('far_end');
 ok(wait_until(sub { scalar(my @now = $proxy->lies) > $told }, 40), 'told: far_end');
@@ -104,7 +107,8 @@ ok(wait_until(sub { $lag->() eq '9223372036854775807' }, 20), 'the lag is shown,
 connect_anew();
 ok(wait_until(sub { $lag->() eq '0' }, 40), 'and as it is after the connection was made anew') or diag($lag->());
 
-# WAL is gone which a walsender was reading: the next one may do without. Where that comes again and again, it stops.
+# WAL is gone which a walsender was reading: the next one may do without. Where that comes again and
+# again, it stops.
 $offset = -s $paris->logfile;
 # For keepalives that come soon.
 $tokyo->safe_psql('postgres', $_) for q[alter system set wal_sender_timeout = '2s'], 'select pg_reload_conf()';
@@ -121,7 +125,8 @@ $paris->safe_psql('postgres', "select braid.enable_subscription('$name')");
 goes_on_after('an end of that');
 $tokyo->safe_psql('postgres', $_) for 'alter system reset wal_sender_timeout', 'select pg_reload_conf()';
 
-# A transaction that comes after a later one is not asked for again once that is applied: it stops at once, and what is missing can be found.
+# A transaction that comes after a later one is not asked for again once that is applied: it stops
+# at once, and what is missing can be found.
 on_all('create table late (k int primary key)', $tokyo, $paris);
 $tokyo->safe_psql('postgres', 'insert into late values (0)');
 caught_up($paris, $tokyo);

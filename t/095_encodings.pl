@@ -1,5 +1,5 @@
-# Names that are not ASCII, between nodes of different encodings: schemas, tables, columns, in the stream, the copy, conflicts, views and
-# errors.
+# Names that are not ASCII, between nodes of different encodings: schemas, tables, columns, in the
+# stream, the copy, conflicts, views and errors.
 
 use strict;
 use warnings;

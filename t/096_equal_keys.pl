@@ -1,5 +1,6 @@
-# Keys that are equal without being the same (1.0 and 1.00, 'Ada' and 'ADA' where a collation or the type says so, 0.0 and -0.0): a row that
-# was deleted under one of them does not come back by an older change that has another one, also when VACUUM has removed its dead versions.
+# Keys that are equal without being the same (1.0 and 1.00, 'Ada' and 'ADA' where a collation or the
+# type says so, 0.0 and -0.0): a row that was deleted under one of them does not come back by an
+# older change that has another one, also when VACUUM has removed its dead versions.
 
 use strict;
 use warnings;
@@ -14,7 +15,8 @@ my $paris = new_node('paris');
 my $oslo = new_node('oslo');
 my @all = ($tokyo, $paris, $oslo);
 
-# A table, its definition, two values of its key that are equal, one that is not, the key's columns, what is to be said of the table.
+# A table, its definition, two values of its key that are equal, one that is not, the key's columns,
+# what is to be said of the table.
 my @cases = (
 	[ 'numbers', 'k numeric primary key', '1.0', '1.00', '1.01' ],
 	[ 'floats', 'k float8 primary key', q['0'::float8], q['-0'::float8], '1e-300' ],
@@ -118,7 +120,8 @@ $each->($oslo, sub { my $t = shift; "delete from $t where $is{$t}{is_one}" });
 converged(@all);
 everywhere($_, '', 'deleted by another form') for @tables;
 
-# What tokyo does and what the other two do, while they do not hear of each other; dead rows are gone when they do.
+# What tokyo does and what the other two do, while they do not hear of each other; dead rows are
+# gone when they do.
 sub apart
 {
 	my ($work) = @_;
@@ -132,7 +135,8 @@ sub apart
 	return;
 }
 
-# Paris deletes what it has under one form; tokyo has written the other one before, and is heard later.
+# Paris deletes what it has under one form; tokyo has written the other one before, and is heard
+# later.
 $each->($tokyo, sub { my $t = shift; put($t, 'one', 'first') . '; ' . put($t, 'third', 'third') });
 converged(@all);
 apart(sub {
@@ -158,7 +162,8 @@ apart(sub {
 everywhere($_, 'newer third', 'a newer insert comes') for @tables;
 same_tables(\@all, @tables);
 
-# Each deletion is remembered once, or also under the stored bytes where another node may have another idea of what is equal.
+# Each deletion is remembered once, or also under the stored bytes where another node may have
+# another idea of what is equal.
 my $hashes = sub {
 	my ($table) = @_;
 	return on($paris, "select count(v.key_hash) = count(*), count(v.other_hash) = count(*) from $table t, braid.row_version(t.tableoid, t.ctid) v");

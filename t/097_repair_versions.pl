@@ -1,5 +1,6 @@
-# braid.compare and braid.repair go by the versions that rows have, not by the commits that brought them: of rows that were applied in batches, that
-# an older change has added to, and that were copied. Whoever is asked, both nodes take the same side, and the row keeps the version that won.
+# braid.compare and braid.repair go by the versions that rows have, not by the commits that brought
+# them: of rows that were applied in batches, that an older change has added to, and that were
+# copied. Whoever is asked, both nodes take the same side, and the row keeps the version that won.
 
 use strict;
 use warnings;
@@ -72,7 +73,8 @@ for my $node ($paris, $lima)
 		my $true = version($tokyo, $table, $older);
 		is(version($node, $table, $older), $true, 'these have the version of the change that wrote them');
 
-		# One is newer than the row of the batch and older than the batch, the other is older than both.
+		# One is newer than the row of the batch and older than the batch, the other is older than
+		# both.
 		write_by_hand($tokyo, "update $table set v = 'newer' where id = $early", "'$between'");
 		write_by_hand($tokyo, "update $table set v = 'older' where id = $older", "'$before'");
 		is(compare($node, $tokyo, $table), 2, "$name: two rows differ");

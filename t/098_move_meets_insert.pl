@@ -1,5 +1,5 @@
-# A row is given another key, at a node that does not have it yet, while its insertion arrives there by another stream: it must not stay
-# under the key that it has left.
+# A row is given another key, at a node that does not have it yet, while its insertion arrives there
+# by another stream: it must not stay under the key that it has left.
 
 use strict;
 use warnings;

@@ -20,8 +20,9 @@ my $watcher = $paris->background_psql('postgres');
 my $workers = q[select count(*) from pg_stat_activity where backend_type in ('braid leader', 'braid applier', 'braid copy')];
 my $waiting = q[select count(*) from pg_stat_activity where backend_type in ('braid applier', 'braid copy') and wait_event_type = 'Lock'];
 
-# Seconds from the commit of the command until the last of its processes is gone: the best of three, as the machine may be busy: it takes a fraction of a second.
-# `busy` brings it to where it is to be stopped, `calm` lets it go on.
+# Seconds from the commit of the command until the last of its processes is gone: the best of three,
+# as the machine may be busy: it takes a fraction of a second. `busy` brings it to where it is to be
+# stopped, `calm` lets it go on.
 sub stops
 {
 	my ($what, $busy, $calm) = @_;

@@ -1,4 +1,5 @@
-# Creating, altering and dropping a subscription takes effect when its transaction commits, not before, and not if it does not.
+# Creating, altering and dropping a subscription takes effect when its transaction commits, not
+# before, and not if it does not.
 
 use strict;
 use warnings;
@@ -27,7 +28,8 @@ sub comes
 }
 my $session = $paris->background_psql('postgres');
 $session->query_safe('set client_min_messages = error');
-# Long enough for the manager to look at the catalog, which it does when it is woken, and once in a while.
+# Long enough for the manager to look at the catalog, which it does when it is woken, and once in a
+# while.
 sub a_moment { sleep 2; return; }
 
 my $create = q[select braid.create_subscription('s', $dsn$] . $tokyo->connstr('postgres') . q[$dsn$)];

@@ -1,4 +1,5 @@
-# What the views say while changes arrive: how far it is behind, how fast it is, what was done to each table. And with whose rights.
+# What the views say while changes arrive: how far it is behind, how fast it is, what was done to
+# each table. And with whose rights.
 
 use strict;
 use warnings;
@@ -66,7 +67,8 @@ my $lag = sub { at_paris("select lag_bytes from braid.subscription_status where 
 ok(wait_until(sub { $lag->() eq '0' }, 20), 'with all of it here it is not behind');
 my $keeper = $paris->background_psql('postgres');
 $keeper->query_safe('begin; lock table item in exclusive mode');
-# One that waits, so that none of what follows counts as here while it is written: before a large one has committed, part of its WAL does.
+# One that waits, so that none of what follows counts as here while it is written: before a large
+# one has committed, part of its WAL does.
 $tokyo->safe_psql('postgres', 'insert into item values (-10)');
 ok(wait_until(sub { $lag->() > 0 }, 20), 'behind by a row');
 my $before = $tokyo->safe_psql('postgres', 'select pg_current_wal_lsn()');

@@ -1,5 +1,6 @@
-# A table that is made while a subscription runs, of a publication FOR ALL TABLES, joins with its first change. Whoever waits for a position of
-# the provider finds what was committed before it, in such a table too: its first copy is waited for.
+# A table that is made while a subscription runs, of a publication FOR ALL TABLES, joins with its
+# first change. Whoever waits for a position of the provider finds what was committed before it, in
+# such a table too: its first copy is waited for.
 
 use strict;
 use warnings;
@@ -51,7 +52,8 @@ for my $round (1 .. 12)
 	is($paris->safe_psql('postgres', "select count(*), min(v), max(v) from $table where k > 0"), "2|$round|$round", "$table has what it had at the position");
 }
 
-# A subscription that is stopped the moment it has caught up goes on where it was: nothing of what comes meanwhile is taken for copied.
+# A subscription that is stopped the moment it has caught up goes on where it was: nothing of what
+# comes meanwhile is taken for copied.
 on_all('create table line (k int primary key, v int)', $tokyo, $paris);
 $tokyo->safe_psql('postgres', 'insert into line values (0, 0)');
 caught_up($paris, $tokyo);
@@ -62,7 +64,8 @@ $paris->safe_psql('postgres', "select braid.enable_subscription('$name')");
 caught_up($paris, $tokyo);
 same_tables([ $tokyo, $paris ], 'line', 'held');
 
-# Both ways at once, and from a third node: nobody finds fault with what the others write while the table joins.
+# Both ways at once, and from a third node: nobody finds fault with what the others write while the
+# table joins.
 my $quito = new_node('quito');
 $paris->safe_psql('postgres', 'create publication braid for all tables');
 my @all = ($tokyo, $paris, $quito);

@@ -1,5 +1,6 @@
-# A large transaction is applied while it runs at the provider (streaming => 'parallel'): nothing of it is seen before its commit, all of it a
-# moment after; nobody waits for it; and whatever its commit would have to decide is decided then.
+# A large transaction is applied while it runs at the provider (streaming => 'parallel'): nothing of
+# it is seen before its commit, all of it a moment after; nobody waits for it; and whatever its
+# commit would have to decide is decided then.
 
 use strict;
 use warnings;
@@ -40,7 +41,8 @@ sub reason
 	return $reason;
 }
 
-# That the log says so: who gives a transaction up rolls it back first, so others go on before it is said.
+# That the log says so: who gives a transaction up rolls it back first, so others go on before it is
+# said.
 sub gives_reason
 {
 	my ($pattern, $what) = @_;

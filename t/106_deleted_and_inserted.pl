@@ -1,5 +1,6 @@
-# Rows that a transaction deletes and inserts again, in every mode: what it has deleted is not looked for anew, so whatever else may have put a row in
-# their place is tried: the transaction itself, a trigger, a savepoint, a newer row here, another unique key.
+# Rows that a transaction deletes and inserts again, in every mode: what it has deleted is not
+# looked for anew, so whatever else may have put a row in their place is tried: the transaction
+# itself, a trigger, a savepoint, a newer row here, another unique key.
 
 use strict;
 use warnings;
@@ -90,7 +91,8 @@ for my $mode (@modes)
 	streams($paris, $name, "$mode: it goes on");
 }
 
-# One that is newer here: it is neither deleted nor written over; and one that was deleted here, by something newer, stays away.
+# One that is newer here: it is neither deleted nor written over; and one that was deleted here, by
+# something newer, stays away.
 at_paris(q[select braid.alter_subscription('] . $name . q[', apply_mode => 'parallel', commit_order => 'source')]);
 caught_up($paris, $tokyo);
 at_paris("select braid.disable_subscription('$name')");

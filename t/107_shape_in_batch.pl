@@ -1,4 +1,5 @@
-# The provider's table gets another shape between transactions that are joined here: each row has all of its columns, each in its place.
+# The provider's table gets another shape between transactions that are joined here: each row has
+# all of its columns, each in its place.
 
 use strict;
 use warnings;

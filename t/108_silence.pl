@@ -1,6 +1,7 @@
-# A provider that falls silent where it should answer: at every step of a leader's start, while a slot is created, in the middle of a copy.
-# It is given up after wal_receiver_timeout, and asked again. One that is silent because it is at work, on a slot that waits for a
-# transaction or on rows behind a lock, is not.
+# A provider that falls silent where it should answer: at every step of a leader's start, while a
+# slot is created, in the middle of a copy. It is given up after wal_receiver_timeout, and asked
+# again. One that is silent because it is at work, on a slot that waits for a transaction or on rows
+# behind a lock, is not.
 
 use strict;
 use warnings;

@@ -1,6 +1,7 @@
-# What is sent as one large message leaves a walsender's memory as it was: a transaction in wal2json's version 1, which is one message by
-# default, and one large row in each of the formats. The message is whole, also with TLS, and none is taken for whole that is not: the client
-# is killed in its middle, or does not read on, or the walsender is ended or told to stop.
+# What is sent as one large message leaves a walsender's memory as it was: a transaction in
+# wal2json's version 1, which is one message by default, and one large row in each of the formats.
+# The message is whole, also with TLS, and none is taken for whole that is not: the client is killed
+# in its middle, or does not read on, or the walsender is ended or told to stop.
 #
 # Values that compress well make little WAL and much text. Sizes are in MB.
 
@@ -45,7 +46,8 @@ sub new_slot
 	return;
 }
 
-# Memory of the walsender in MB: what is its own now, and at most the most that it had of that since the numbers of the time before, if given.
+# Memory of the walsender in MB: what is its own now, and at most the most that it had of that since
+# the numbers of the time before, if given.
 sub memory
 {
 	my ($before) = @_;
@@ -107,8 +109,8 @@ my $few_bytes = length('{"change":[]}') + $fewer - 1;
 $few_bytes += length($change) + length($_) + 1_000_000 for 1 .. $fewer;
 my $few_end = qr/QQ"\]\}\]\}\n/;
 
-# What each way of reading makes of something large between two small transactions. A row is in memory as a whole, in some copies, so only what is
-# left of that counts.
+# What each way of reading makes of something large between two small transactions. A row is in
+# memory as a whole, in some copies, so only what is left of that counts.
 my $row = 'insert into huge select 1, v from hundreds';
 my @gir = ('proto_version=1', 'publication_names=everything');
 my @ways = (
@@ -237,7 +239,8 @@ for my $way (
 	is(scalar($out =~ tr/Q//), $fewer * 1_000_000, 'as does a smaller size of messages');
 }
 
-# A table whose shape changes all the time, and one whose shape was announced long before: more shapes than a stream remembers numbers of.
+# A table whose shape changes all the time, and one whose shape was announced long before: more
+# shapes than a stream remembers numbers of.
 {
 	my $shapes = 4500;
 	new_slot();

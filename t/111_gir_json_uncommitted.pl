@@ -1,5 +1,6 @@
-# gir-json of transactions that still run, and of such as are prepared: whichever object's position a client confirms last, what had not ended by
-# then comes again, whole. And a server whose encoding is not UTF8, where text is converted outside of transactions too.
+# gir-json of transactions that still run, and of such as are prepared: whichever object's position
+# a client confirms last, what had not ended by then comes again, whole. And a server whose encoding
+# is not UTF8, where text is converted outside of transactions too.
 
 use strict;
 use warnings;
@@ -45,8 +46,9 @@ sub stream
 
 sub number { my ($high, $low) = split('/', $_[0]); return hex($high) << 32 | hex($low); }
 
-# Whole transactions, and what was said of such: index of the object that ends each, what it is, and the rows. What came in segments comes as
-# others do once the server has seen its end; of what was rolled back after PREPARE a part may come.
+# Whole transactions, and what was said of such: index of the object that ends each, what it is, and
+# the rows. What came in segments comes as others do once the server has seen its end; of what was
+# rolled back after PREPARE a part may come.
 sub ends
 {
 	my (@objects) = @_;
@@ -78,7 +80,8 @@ sub ends
 	return @ends;
 }
 
-# An object whose position a client has confirmed, and which does not end a transaction, lies before the record that does: that one is not skipped.
+# An object whose position a client has confirmed, and which does not end a transaction, lies before
+# the record that does: that one is not skipped.
 sub early
 {
 	my (@objects) = @_;
@@ -128,7 +131,8 @@ is(join("\n", @twice), '', 'and nothing of which the end is confirmed');
 is(join("\n", @early), '', 'in each of these streams too');
 $node->stop;
 
-# Text is converted when a segment ends: also when that is because its subtransaction is found to be rolled back, outside of any transaction.
+# Text is converted when a segment ends: also when that is because its subtransaction is found to be
+# rolled back, outside of any transaction.
 $node = new_server('paris', conf => $conf, init => [ '--encoding=LATIN1', '--locale=C' ]);
 sql(q[
 	set client_encoding = 'UTF8';

@@ -1,5 +1,6 @@
-# Column rule last_update_wins: each column is a register of its own. What nodes that are cut off from each other write to different columns of a row stays; of
-# what they write to the same column the newer value does, on all of them, in whatever order it arrives.
+# Column rule last_update_wins: each column is a register of its own. What nodes that are cut off
+# from each other write to different columns of a row stays; of what they write to the same column
+# the newer value does, on all of them, in whatever order it arrives.
 
 use strict;
 use warnings;
@@ -52,7 +53,8 @@ on_all(q[
 my @streams = mesh(@nodes);
 on_all(q[select braid.set_column_rule('doc', c, 'last_update_wins') from unnest('{a,b,c,d}'::name[]) c], @nodes);
 
-# What nodes write while they are cut off from each other, of one thing after the other; then all of it is delivered, the streams in random order.
+# What nodes write while they are cut off from each other, of one thing after the other; then all of
+# it is delivered, the streams in random order.
 sql($tokyo, q[
 	insert into doc select i, 0, 'b', 'c', 0, 'start' from generate_series(1, 30) i;
 	update doc set c = repeat('c', 10000) where id in (6, 7, 8);
@@ -198,7 +200,8 @@ for my $mode (q[apply_mode => 'parallel'], q[apply_mode => 'serial'], q[apply_mo
 }
 same_tables(\@nodes, qw(doc plain));
 
-# A node that joins: who wrote what comes along with the copy. What paris writes now comes there later, and is older than what tokyo has by then.
+# A node that joins: who wrote what comes along with the copy. What paris writes now comes there
+# later, and is older than what tokyo has by then.
 my $kobe = new_node('kobe', conf => "max_prepared_transactions = 5\n");
 sql($kobe, q[
 	create table doc (name text, d numeric, c text, b text, a int, id int primary key);

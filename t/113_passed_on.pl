@@ -1,5 +1,6 @@
-# Nodes in a line, each of which passes on what it has from others: east, hub, west and far. What comes to one of them and finds nothing is
-# news to those behind it. All in steps, so that it is known what comes first.
+# Nodes in a line, each of which passes on what it has from others: east, hub, west and far. What
+# comes to one of them and finds nothing is news to those behind it. All in steps, so that it is
+# known what comes first.
 
 use strict;
 use warnings;
@@ -69,7 +70,8 @@ for my $mode (qw(parallel batch))
 	on($east, 'insert into parent values (1)', 'insert into child values (1, 1)');
 	settle();
 
-	# The older of two deletions comes to the hub first. Then the newer one finds nothing there, nor does an update that changes the key.
+	# The older of two deletions comes to the hub first. Then the newer one finds nothing there, nor
+	# does an update that changes the key.
 	hold([ $hub, $west ], [ $west, $hub ], [ $east, $hub ]);
 	on($east, (map { "delete from $_ where k = 1" } @keyed), 'delete from moved where k = 1');
 	caught_up($hub, $east);
@@ -104,7 +106,8 @@ for my $mode (qw(parallel batch))
 	everywhere($_, '', "$mode: and all of it goes") for @keyed, 'emptied';
 }
 
-# The hub replaces a row for a writer that has not seen that row: the conflict is in the history of all that it goes on to.
+# The hub replaces a row for a writer that has not seen that row: the conflict is in the history of
+# all that it goes on to.
 on($east, q[insert into met values (1, 'first')]);
 settle();
 hold([ $hub, $east ], [ $east, $hub ]);

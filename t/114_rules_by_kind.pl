@@ -1,6 +1,7 @@
-# A rule that is set for one kind of conflict, for each kind and each rule: what it makes of a change that is newer, and of one that is older. All
-# other kinds are errors meanwhile, so nothing else can have decided. Then what a function is told of several rows in the way, and changes
-# of three nodes at one time.
+# A rule that is set for one kind of conflict, for each kind and each rule: what it makes of a
+# change that is newer, and of one that is older. All other kinds are errors meanwhile, so nothing
+# else can have decided. Then what a function is told of several rows in the way, and changes of
+# three nodes at one time.
 
 use strict;
 use warnings;
@@ -61,7 +62,8 @@ my %paris = (
 	update_deleted => 'delete from %s where id in (20, 21)',
 	multiple_unique_conflicts => "insert into %s values (40, 40, 400, 'own'), (41, 41, 401, 'own'), (50, 50, 500, 'own'), (51, 51, 501, 'own')",
 );
-# Which rows are there in the end, where the older change (tokyo's first) and the newer one come, or do not.
+# Which rows are there in the end, where the older change (tokyo's first) and the newer one come, or
+# do not.
 my $all = '20old 21old 30old 32old';
 my %rows = (
 	update_exists => sub { join ' ', '20old 21old', $_[0] ? '31moved' : '31own', $_[1] ? '33moved' : '33own' },
@@ -70,7 +72,8 @@ my %rows = (
 	delete_missing => sub { $all },
 	multiple_unique_conflicts => sub { join ' ', $all, $_[0] ? '42both' : '40own 41own', $_[1] ? '52both' : '50own 51own' },
 );
-# Whether the older change comes, and the newer; where there is no version to compare with, both are the newer.
+# Whether the older change comes, and the newer; where there is no version to compare with, both are
+# the newer.
 my %comes = (
 	last_update_wins => [ 0, 1 ],
 	first_update_wins => [ 1, 0 ],
@@ -97,7 +100,8 @@ for (@cases)
 	is($said, join(', ', map { "$kind $rule $_" } @winners), "$kind, $rule: the history");
 }
 
-# An error stops the subscription, and nothing of the transaction is there, until the rule is another one.
+# An error stops the subscription, and nothing of the transaction is there, until the rule is
+# another one.
 for my $kind (@kinds)
 {
 	my $table = "${kind}__error";

@@ -1,5 +1,6 @@
-# commit_order => 'relaxed' with the two appliers that there are by default: one transaction waits for a lock here, and others for that one. All
-# that does not depend on it arrives meanwhile, whatever is behind it and was taken with it; and it is there once after a crash.
+# commit_order => 'relaxed' with the two appliers that there are by default: one transaction waits
+# for a lock here, and others for that one. All that does not depend on it arrives meanwhile,
+# whatever is behind it and was taken with it; and it is there once after a crash.
 
 use strict;
 use warnings;
@@ -34,8 +35,9 @@ sub is_held_up
 	return wait_until(sub { value("select count(*) from pg_stat_activity where wait_event_type = 'Lock' and backend_type like 'braid%'") ne '0' }, 30);
 }
 
-# Changes of a row that is locked here, three transactions that wait for it in turn, and 200 that do not: single rows, each its own transaction,
-# among them such as have no key, so that twice would be seen.
+# Changes of a row that is locked here, three transactions that wait for it in turn, and 200 that do
+# not: single rows, each its own transaction, among them such as have no key, so that twice would be
+# seen.
 sub load
 {
 	my ($round) = @_;

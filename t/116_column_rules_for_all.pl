@@ -1,5 +1,6 @@
-# A rule for a column that is set on one node for all of them: it comes with what was committed before and after it, goes through nodes that forward, the
-# newer of two stays on every node, a node that joins has it, and where it can't be set the subscription stops.
+# A rule for a column that is set on one node for all of them: it comes with what was committed
+# before and after it, goes through nodes that forward, the newer of two stays on every node, a node
+# that joins has it, and where it can't be set the subscription stops.
 
 use strict;
 use warnings;
@@ -94,8 +95,8 @@ for my $mode (qw(parallel batch aggregate))
 	$id++;
 }
 
-# Cut off from each other, both set the same rule: the newer one stays everywhere, whichever comes first. So does a newer removal, and a newer rule
-# than a removal.
+# Cut off from each other, both set the same rule: the newer one stays everywhere, whichever comes
+# first. So does a newer removal, and a newer rule than a removal.
 cut();
 sql($tokyo, q[select braid.set_column_rule('stock', 'label', 'max', on_all_nodes => true)]);
 sql($paris, q[select braid.set_column_rule('stock', 'high', 'min', on_all_nodes => true)]);
@@ -156,8 +157,8 @@ sql($tokyo, q[create table tokyos_own (id int primary key, n int); select braid.
 sql($tokyo, q[select braid.set_column_rule('tokyos_own', 'n', null, on_all_nodes => true)]);
 all_have('another n max t, late n delta t, late high max t, stock n delta t', 'a removal where there is no table');
 
-# A node that joins is told which ones count on all nodes, and which were removed; what it has itself and is older gives way. Of tables that it does not
-# get it is only told.
+# A node that joins is told which ones count on all nodes, and which were removed; what it has
+# itself and is older gives way. Of tables that it does not get it is only told.
 my $oslo = new_node('oslo');
 sql($oslo, q[
 	create table stock (id int primary key, n int not null default 0, high int, label text);

@@ -1,5 +1,5 @@
-# The leader looks into a table that may have just joined. Somebody may have locked it: the leader goes on with what is to be done from time to time, and
-# what the lock waits for may be that.
+# The leader looks into a table that may have just joined. Somebody may have locked it: the leader
+# goes on with what is to be done from time to time, and what the lock waits for may be that.
 
 use strict;
 use warnings;

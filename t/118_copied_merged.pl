@@ -1,5 +1,6 @@
-# A copied row that was merged is known for one: what its version's writer, who has not seen the other half, writes next, or had written
-# before the copy, is given to the function, and does not take the row's place. So the node that has copied it ends as the others do.
+# A copied row that was merged is known for one: what its version's writer, who has not seen the
+# other half, writes next, or had written before the copy, is given to the function, and does not
+# take the row's place. So the node that has copied it ends as the others do.
 
 use strict;
 use warnings;

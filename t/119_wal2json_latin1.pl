@@ -1,5 +1,6 @@
-# The format wal2json in a database that is not UTF8, against wal2json itself: names, values, messages and lists of them, byte for byte, through
-# the SQL functions and through the replication protocol.
+# The format wal2json in a database that is not UTF8, against wal2json itself: names, values,
+# messages and lists of them, byte for byte, through the SQL functions and through the replication
+# protocol.
 
 use strict;
 use warnings;

@@ -1,5 +1,5 @@
-# A large transaction that is applied while it runs goes on when a part of it is rolled back at the provider: what that part has done is undone here
-# too, and nothing else.
+# A large transaction that is applied while it runs goes on when a part of it is rolled back at the
+# provider: what that part has done is undone here too, and nothing else.
 
 use strict;
 use warnings;
@@ -10,7 +10,8 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 
 my $tokyo = new_node('tokyo', conf => "logical_decoding_work_mem = 64kB\n");
-# After a process of it was killed, a subscription takes one transaction at a time for a while, unless deaths are not counted.
+# After a process of it was killed, a subscription takes one transaction at a time for a while,
+# unless deaths are not counted.
 my $paris = new_node('paris', publication => '', conf => "logical_decoding_work_mem = 64kB\nautovacuum = off\nbraid.remember_deletions = on\nbraid.max_transaction_crashes = 0\n");
 on_all(q[
 	create table bulk (id int primary key, k int, v text);
@@ -41,7 +42,8 @@ sub stats
 	return $paris->safe_psql('postgres', 'select applied_while_running, given_up_while_running from braid.dependency_stats');
 }
 
-# A transaction runs at tokyo. Each part that is to be streamed is larger than the memory for decoding.
+# A transaction runs at tokyo. Each part that is to be streamed is larger than the memory for
+# decoding.
 sub start
 {
 	my ($then, $rows) = @_;
@@ -50,12 +52,14 @@ sub start
 	return;
 }
 
-# Rows of no importance; applied here once they are there, and so is all before them. They are 1.6 MB: what the provider, and bulk
-# inserts here, may have held back of the part before is less than 1 MB, and so is what is held back of them.
+# Rows of no importance; applied here once they are there, and so is all before them. They are 1.6
+# MB: what the provider, and bulk inserts here, may have held back of the part before is less than 1
+# MB, and so is what is held back of them.
 sub more
 {
 	my ($then, $rows) = @_;
-	# Pages that a crash left empty are used again, and the table does not grow. Many rows show in the WAL.
+	# Pages that a crash left empty are used again, and the table does not grow. Many rows show in
+	# the WAL.
 	my ($measure, $enough) = $rows ? (\&wal, 150 * $rows) : (sub { bytes('bulk') }, 1_000_000);
 	my $before = $measure->();
 	my $first = $next;
@@ -94,7 +98,8 @@ is($paris->safe_psql('postgres', 'select count(*) from braid.tombstone where rel
 my $versions = q[select count(*), count(distinct t.timestamp), max(t.timestamp) from bulk, pg_xact_commit_timestamp_origin(xmin) t];
 is($paris->safe_psql('postgres', $versions), $tokyo->safe_psql('postgres', $versions), 'rows of all parts have its version');
 
-# Inside of each other; released ones; the outer one rolled back after inner ones were released; a table first used in one; the same again.
+# Inside of each other; released ones; the outer one rolled back after inner ones were released; a
+# table first used in one; the same again.
 start('nested');
 $one->query_safe('savepoint a');
 more('nested, a');
@@ -130,7 +135,8 @@ more('partitions, after it');
 ended('partitions');
 is($paris->safe_psql('postgres', 'select count(*), min(v), max(v) from part'), '1100|kept|kept', 'what was rolled back is in none');
 
-# More parts than there are savepoints: none of them is rolled back; then one of them is, which takes the commit.
+# More parts than there are savepoints: none of them is rolled back; then one of them is, which
+# takes the commit.
 my $many = 'do $$ begin for i in 1 .. 100 loop begin update gone set v = %s where id = 6000 + i; exception when others then null; end; end loop; end $$';
 start('many');
 $one->query_safe(sprintf $many, "'many'");
@@ -192,7 +198,8 @@ for my $when (0, 1)
 }
 is($paris->safe_psql('postgres', 'select count(*) from braid.conflict_history'), '0', 'there was no conflict');
 
-# A conflict in a part: its commit has to decide, so it is left until then; and the part does not count.
+# A conflict in a part: its commit has to decide, so it is left until then; and the part does not
+# count.
 my $given_up = (split /\|/, stats())[1];
 $paris->safe_psql('postgres', q[update small set n = -1 where id = 1]);
 start('conflict', 20_000);

@@ -1,5 +1,5 @@
-# consolidate where transactions are not joined: many changes of a row by one transaction become one, in every apply mode, for transactions of
-# every size, and each ends as it does without.
+# consolidate where transactions are not joined: many changes of a row by one transaction become
+# one, in every apply mode, for transactions of every size, and each ends as it does without.
 
 use strict;
 use warnings;
@@ -49,7 +49,8 @@ sub updates
 	return qq[do \$\$ begin for i in 1 .. $many loop update $table set n = n + 1 where k = 1 + i % $rows; end loop; end \$\$];
 }
 
-# The same in a transaction that runs until some of it is written here, if it is written before its end: its process has to start for that.
+# The same in a transaction that runs until some of it is written here, if it is written before its
+# end: its process has to start for that.
 sub updates_that_run
 {
 	my ($is_written, @arguments) = @_;
@@ -91,7 +92,8 @@ for my $mode ("apply_mode => 'serial'", "apply_mode => 'parallel'", "apply_mode 
 	at_paris("select braid.alter_subscription('$name', consolidate => true)");
 	is(grown(updates(500, 5, 'hot'), 'consolidated', 's.updates', 'd.retries'), 'consolidated 495 s.updates 500 d.retries 0', "$mode: one change for each of 5 rows");
 	is(grown('begin; ' . updates(500, 5, 'hot') . qq[; prepare transaction 'p'; commit prepared 'p'], 'consolidated', 's.updates', 'd.retries'), 'consolidated 495 s.updates 500 d.retries 0', "$mode: one that is prepared");
-	# What is here only decides whether changes of a row may become one: each fires its trigger, and may meet another row.
+	# What is here only decides whether changes of a row may become one: each fires its trigger, and
+	# may meet another row.
 	is(grown(updates(300, 3, 'fired'), 'consolidated'), 'consolidated 0', "$mode: where a trigger sees them");
 	$fired += 300;
 	is(at_paris('select count(*) from seen'), $fired, 'each');

@@ -1,5 +1,6 @@
-# Tables without a key on three nodes, which are found by all of their values (REPLICA IDENTITY FULL): what one node adds and another takes out
-# arrives at the third in any order, and all end with the same rows, each as often.
+# Tables without a key on three nodes, which are found by all of their values (REPLICA IDENTITY
+# FULL): what one node adds and another takes out arrives at the third in any order, and all end
+# with the same rows, each as often.
 
 use strict;
 use warnings;

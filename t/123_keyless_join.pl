@@ -1,5 +1,5 @@
-# Nodes join others that write tables without a key: what a copy has brought, and the stream of the node that wrote it brings again, is there once; what
-# was taken out before the copy is not there.
+# Nodes join others that write tables without a key: what a copy has brought, and the stream of the
+# node that wrote it brings again, is there once; what was taken out before the copy is not there.
 
 use strict;
 use warnings;
@@ -51,7 +51,8 @@ at($oslo, q[create table log (who text, at int); create table bag (v text, id in
 my $oslo_from_paris = subscribe($oslo, $paris, copy_data => 'false');
 at($oslo, "select braid.disable_subscription('$oslo_from_paris')");
 
-# Comes with the copy, and once more. Two rows that are the same, by one transaction; and some more by others.
+# Comes with the copy, and once more. Two rows that are the same, by one transaction; and some more
+# by others.
 at($paris, q[insert into log values (2, 'both'), (2, 'both'), (3, 'both')], q[insert into log values (2, 'both')],
 	q[insert into log select i, 'many' from generate_series(100, 400) i],
 	q[insert into bag values (5, 'b'), (6, 'b')], q[update bag set v = 'c' where id = 1], q[update bag set v = 'd' where id = 1], q[delete from bag where id = 6], q[update bag set v = 'c' where id = 5]);
@@ -72,7 +73,8 @@ converged($tokyo, $paris, $oslo);
 is(rows($tokyo, 'bag'), '1:e 3:a 4:a 5:t 7:late', 'what there is');
 same('a node that has joined', $tokyo, $paris, $oslo);
 
-# A table that is copied anew gets what is on its way to the provider, of this node and of others: the copy waits for it.
+# A table that is copied anew gets what is on its way to the provider, of this node and of others:
+# the copy waits for it.
 cut($tokyo_from_paris);
 at($paris, q[insert into log values (6, 'on its way')], q[delete from bag where id = 3]);
 caught_up($oslo, $paris);
@@ -83,8 +85,8 @@ sql($oslo, "select braid.wait_for_subscription('$oslo_from_tokyo')");
 converged($tokyo, $paris, $oslo);
 same('copied anew', $tokyo, $paris, $oslo);
 
-# Streams run already while tables are copied, and all write. A transaction at tokyo keeps the copy from the tables for a while: so rows of paris and
-# oslo come before it.
+# Streams run already while tables are copied, and all write. A transaction at tokyo keeps the copy
+# from the tables for a while: so rows of paris and oslo come before it.
 my $lima = new_node('lima');
 at($lima, $tables);
 my @streams = map { subscribe($lima, $_, copy_data => 'false') } $paris, $oslo;

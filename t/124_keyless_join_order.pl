@@ -1,5 +1,6 @@
-# A node joins others by a copy, while what they have written to tables without a key has not come everywhere: what the copied node remembers of rows that
-# were to be taken out comes along, and of which version the rows are that it has.
+# A node joins others by a copy, while what they have written to tables without a key has not come
+# everywhere: what the copied node remembers of rows that were to be taken out comes along, and of
+# which version the rows are that it has.
 
 use strict;
 use warnings;
@@ -39,7 +40,8 @@ caught_up($_, $lima) for $tokyo, $paris;
 is(rows($tokyo), '1:stays 2:again 2:again 3:twice 5:by lima', 'tokyo has what lima made of rows that have not come');
 is(sql($tokyo, q[select count(*) from braid.tombstone where relation = 'bag'::regclass]), 2, 'and remembers that they were to be taken out');
 
-# Lima reaches nobody: paris and lima take out the same rows, and paris adds some that are identical, later.
+# Lima reaches nobody: paris and lima take out the same rows, and paris adds some that are
+# identical, later.
 heal(stream($tokyo, $paris));
 cut(stream($tokyo, $lima), stream($paris, $lima), stream($lima, $paris));
 sql($lima, q[delete from bag where id in (2, 3)]);
@@ -84,7 +86,8 @@ heal_all();
 converged(@nodes, $oslo, $quito);
 is(rows($_), '1:stays 2:again 2:again 3:twice 3:twice 5:by lima 8:stays', 'the same at ' . $_->name) for @nodes, $oslo, $quito;
 
-# Tokyo has set a transaction of paris aside: the copy is without it, so it is applied by the stream of paris.
+# Tokyo has set a transaction of paris aside: the copy is without it, so it is applied by the stream
+# of paris.
 my ($lagos, @lagos_streams) = joins('lagos', $paris, $lima, $oslo, $quito);
 my ($tokyo_from_paris) = map { $_->[1] } stream($tokyo, $paris);
 sql($tokyo, "select braid.alter_subscription('$tokyo_from_paris', on_error => 'park')");

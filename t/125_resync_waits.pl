@@ -1,4 +1,5 @@
-# A table that is copied anew loses nothing with what is emptied: the copy waits until the provider has what was written here, and what a third node wrote.
+# A table that is copied anew loses nothing with what is emptied: the copy waits until the provider
+# has what was written here, and what a third node wrote.
 
 use strict;
 use warnings;

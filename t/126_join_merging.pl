@@ -1,5 +1,6 @@
-# A node joins others that merge what they write: columns that add up, columns that are written on their own, rows that a function makes of two. All write
-# while it is copied, and each change counts once on each node; so it does when a node copies a table anew.
+# A node joins others that merge what they write: columns that add up, columns that are written on
+# their own, rows that a function makes of two. All write while it is copied, and each change counts
+# once on each node; so it does when a node copies a table anew.
 
 use strict;
 use warnings;

@@ -1,5 +1,6 @@
-# Rows are frozen, and PostgreSQL forgets the commit timestamps of the transactions that wrote them, while another node's older changes of the
-# same rows are still to come. They lose all the same: nodes agree.
+# Rows are frozen, and PostgreSQL forgets the commit timestamps of the transactions that wrote them,
+# while another node's older changes of the same rows are still to come. They lose all the same:
+# nodes agree.
 
 use strict;
 use warnings;
@@ -44,11 +45,13 @@ $tokyo->restart;
 ok($tokyo->poll_query_until('postgres', "select coalesce((@{[ looked() ]}), 0) > $next - 16385"), 'commit timestamps are kept') or diag(sql($tokyo, looked()));
 cmp_ok(sql($tokyo, 'select coalesce(sum(length(commits)), 0) from braid.kept_commit'), '<', 6 * 60000, 'in a few bytes each');
 
-# All that is frozen. Only template0 has kept PostgreSQL from forgetting that; autovacuum comes there, too, after two hundred million transactions.
+# All that is frozen. Only template0 has kept PostgreSQL from forgetting that; autovacuum comes
+# there, too, after two hundred million transactions.
 sql($tokyo, "update pg_database set datallowconn = true where datname = 'template0'");
 my $forgotten = wait_until(
 	sub {
-		# A checkpoint tells the readers of slots which transactions run, so that these hold back no older ones.
+		# A checkpoint tells the readers of slots which transactions run, so that these hold back no
+		# older ones.
 		sql($tokyo, 'checkpoint');
 		$tokyo->safe_psql($_, 'vacuum (freeze)') for qw(template0 template1 postgres);
 		frozen() == sql($tokyo, 'select count(*) from item');

@@ -1,5 +1,7 @@
-# Rows that come with growing keys: appliers find at the end of an index that nothing is there yet. What is there, or comes, or goes at that end is
-# seen all the same: rows of both nodes under the same keys, open transactions, deleted rows, and an index that is split, vacuumed, emptied or built anew.
+# Rows that come with growing keys: appliers find at the end of an index that nothing is there yet.
+# What is there, or comes, or goes at that end is seen all the same: rows of both nodes under the
+# same keys, open transactions, deleted rows, and an index that is split, vacuumed, emptied or built
+# anew.
 
 use strict;
 use warnings;
@@ -14,7 +16,8 @@ my @tables = qw(plain pair down words);
 sub sql { my ($node, $sql) = @_; return $node->safe_psql('postgres', $sql); }
 sub conflicts { my ($node, $kind) = @_; return sql($node, "select coalesce(sum(conflicts), 0) from braid.conflict_stats where kind = '$kind'"); }
 
-# One transaction for each row: one column, two, falling order, a collation's order. Each row says who wrote it.
+# One transaction for each row: one column, two, falling order, a collation's order. Each row says
+# who wrote it.
 on_all(q[
 	create table plain (id int primary key, who text);
 	create table pair (a int, b int, who text, primary key (b, a));
@@ -60,7 +63,8 @@ caught_up($paris, $tokyo);
 is(conflicts($paris, 'insert_exists') - $before, '400', 'rows at the end are met');
 is(sql($paris, "select string_agg(distinct who, ' ') from plain where id > 4000"), 'tokyo', 'and the newer ones stay');
 
-# The last one of all, after one that was not there. It is found at once: an attempt that fails would be made again.
+# The last one of all, after one that was not there. It is found at once: an attempt that fails
+# would be made again.
 my $retries = 'select sum(retries) from braid.apply_workers';
 my $tried = sql($paris, $retries);
 for my $n (1 .. 20)
@@ -89,7 +93,8 @@ sql($tokyo, "select braid.enable_subscription('tokyo_from_paris')");
 converged(@both);
 same_tables(\@both, @tables);
 
-# The last rows go, with their pages; growing keys again, the same ones, which are newer than the deletion, and older ones, which are not.
+# The last rows go, with their pages; growing keys again, the same ones, which are newer than the
+# deletion, and older ones, which are not.
 sql($tokyo, "delete from $_ where who > ''") for qw(pair down);
 sql($tokyo, q[delete from plain where id > 1000; delete from words where w > '001000']);
 converged(@both);
@@ -116,11 +121,13 @@ converged(@both);
 same_tables(\@both, @tables);
 is(sql($paris, 'select count(*) from plain'), '651', 'and when the table was emptied');
 
-# The last entry of an index stands for several versions of its row, which a session keeps from being removed.
+# The last entry of an index stands for several versions of its row, which a session keeps from
+# being removed.
 my @often = map { "often_$_" } 1 .. 3;
 on_all("create table $_ (id int primary key, n int); create index on $_ (n)", @both) for @often;
 sql($_, 'select braid.refresh_subscription(name, copy_data => false) from braid.subscription_status') for @both;
-# The row is on the table's last page, with room on those before it: so its newest versions are not the last ones in the index.
+# The row is on the table's last page, with room on those before it: so its newest versions are not
+# the last ones in the index.
 sql($tokyo, "insert into $_ select k, 0 from generate_series(-4000, 0) k; delete from $_ where id < -50") for @often;
 converged(@both);
 # Of which tokyo does not know.

@@ -1,5 +1,7 @@
-# Identical rows of tables without a key, which several nodes add and take out at the same time: which of them a session takes nobody is told, and all nodes end with
-# the same number of them, whatever arrives in which order. That number is what is left when all changes are gone through in the order of their versions.
+# Identical rows of tables without a key, which several nodes add and take out at the same time:
+# which of them a session takes nobody is told, and all nodes end with the same number of them,
+# whatever arrives in which order. That number is what is left when all changes are gone through in
+# the order of their versions.
 
 use strict;
 use warnings;
@@ -35,7 +37,8 @@ for my $order ('', 'desc')
 	heal_all();
 	all_have($rows, '', 'each of two removals takes a row, ' . ($order ? 'the newer one the newer' : 'the newer one the older one first'));
 
-	# Neither is the older one of two rows there any more when the older removal comes, nor is the newer one yet.
+	# Neither is the older one of two rows there any more when the older removal comes, nor is the
+	# newer one yet.
 	sql($tokyo, q[insert into bag values ('a', 1)]);
 	converged(@nodes);
 	cut();
@@ -65,7 +68,8 @@ heal_all();
 all_have($rows, 'a', 'two of three are taken out');
 is(sql($_, q[select count(*) from braid.tombstone where key_hash in (select row_hash from braid.taken_row)]), 0, 'and nothing is left to be taken out at ' . $_->name) for @nodes;
 
-# What a transaction has added, and takes out itself, is not another one's, which an older removal is to have.
+# What a transaction has added, and takes out itself, is not another one's, which an older removal
+# is to have.
 sql($tokyo, q[truncate bag; insert into bag values ('a', 1), ('b', 1)]);
 converged(@nodes);
 cut();

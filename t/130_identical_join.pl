@@ -1,5 +1,6 @@
-# A node joins others by a copy, or copies a table anew, while identical rows of a table without a key are taken out elsewhere: which row each removal has taken comes along,
-# as of the moment of the copy, so an older removal that comes afterwards gets the row of a newer one here, too.
+# A node joins others by a copy, or copies a table anew, while identical rows of a table without a
+# key are taken out elsewhere: which row each removal has taken comes along, as of the moment of the
+# copy, so an older removal that comes afterwards gets the row of a newer one here, too.
 
 use strict;
 use warnings;
@@ -28,7 +29,8 @@ sql($oslo, 'create table bag (n int, v text); alter table bag replica identity f
 my @late = map { subscribe($oslo, $_, copy_data => 'false') } $paris, $lima;
 sql($oslo, "select braid.disable_subscription('$_')") for @late;
 
-# Lima reaches nobody. What it takes out, a session of tokyo and one of paris take out later, when each has one more.
+# Lima reaches nobody. What it takes out, a session of tokyo and one of paris take out later, when
+# each has one more.
 cut(grep { $_->[0] == $lima || $_->[2] == $lima } map { my $to = $_; map { stream($to, $_) } @nodes } @nodes);
 sql($lima, 'delete from bag');
 sql($tokyo, q[insert into bag values ('a', 1)]);

@@ -1,5 +1,5 @@
-# The collector of deletions meets a row that can't be read, of a table without a key whose file is damaged: it says so once and goes on, as all other deletions and dead rows wait
-# for it.
+# The collector of deletions meets a row that can't be read, of a table without a key whose file is
+# damaged: it says so once and goes on, as all other deletions and dead rows wait for it.
 
 use strict;
 use warnings;

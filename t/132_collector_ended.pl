@@ -1,4 +1,5 @@
-# The collector of deletions is ended again and again: what was truncated here is not brought back by an older change, however long that has to wait.
+# The collector of deletions is ended again and again: what was truncated here is not brought back
+# by an older change, however long that has to wait.
 
 use strict;
 use warnings;
@@ -25,7 +26,8 @@ for my $time (1 .. 3)
 	ok(wait_until(sub { my ($other) = collectors(); $other && $other != $pid }, 3), "it is started again, $time");
 }
 
-# An older change waits behind a truncate, and no worker is free for the collector when that commits.
+# An older change waits behind a truncate, and no worker is free for the collector when that
+# commits.
 converged(@nodes);
 my $truncating = $tokyo->background_psql('postgres', on_error_stop => 1);
 $truncating->query_safe('begin; truncate t');

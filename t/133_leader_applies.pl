@@ -1,5 +1,6 @@
-# braid.leader_applies: a small transaction that comes alone is applied by the leader itself, with the version and the position that it has with an applier;
-# what would have to wait, or runs code of users', is an applier's, and the leader reads on.
+# braid.leader_applies: a small transaction that comes alone is applied by the leader itself, with
+# the version and the position that it has with an applier; what would have to wait, or runs code of
+# users', is an applier's, and the leader reads on.
 
 use strict;
 use warnings;
@@ -28,7 +29,8 @@ subscribe($tokyo, $paris, copy_data => 'false');
 
 sub by_leader { return sql($paris, "select applied_by_leader from braid.dependency_stats where subscription = '$name'"); }
 
-# One transaction after the other, each alone, until the leader has applied one. It leaves it to the others for a moment after anything has taken long.
+# One transaction after the other, each alone, until the leader has applied one. It leaves it to the
+# others for a moment after anything has taken long.
 sub leader_applies
 {
 	my ($what, $statement) = @_;

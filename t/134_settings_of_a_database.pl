@@ -1,5 +1,6 @@
-# What a database sets counts for its own sessions, not for Braid's processes: whoever owns it could have functions and operators of his own called with
-# the rights of a superuser (search_path), and one that is for reading only still gets what others write.
+# What a database sets counts for its own sessions, not for Braid's processes: whoever owns it could
+# have functions and operators of his own called with the rights of a superuser (search_path), and
+# one that is for reading only still gets what others write.
 
 use strict;
 use warnings;
@@ -13,7 +14,8 @@ my $paris = new_node('paris');
 my @both = ($tokyo, $paris);
 my @types = qw(name text oid int2 int4 int8 bool);
 
-# What is looked for in `caught` before pg_catalog tells of it in the log, and does what it is named for.
+# What is looked for in `caught` before pg_catalog tells of it in the log, and does what it is named
+# for.
 my $caught = join "\n", map { qq[
 	create function caught.equal($_, $_) returns bool language plpgsql as \$\$ begin raise log 'CAUGHT $_'; return \$1 operator(pg_catalog.=) \$2; end \$\$;
 	create operator caught.= (leftarg = $_, rightarg = $_, function = caught.equal);

@@ -1,5 +1,6 @@
-# A row is given another primary key at one node while others change it, or delete it: also where a conflict function is asked, or columns have rules,
-# what is under the old key and what is under the new one are decided each by itself, and the same everywhere.
+# A row is given another primary key at one node while others change it, or delete it: also where a
+# conflict function is asked, or columns have rules, what is under the old key and what is under the
+# new one are decided each by itself, and the same everywhere.
 
 use strict;
 use warnings;
@@ -58,8 +59,8 @@ for my $round (1 .. 4)
 {
 	my ($one, $other, $third) = $round % 2 ? ($tokyo, $paris, $oslo) : ($oslo, $tokyo, $paris);
 	my $new = 100 * ($round + 2);
-	# What is done elsewhere before, and after. (What is added before to a row that a later change brings back may count at some nodes: as for
-	# deletions.)
+	# What is done elsewhere before, and after. (What is added before to a row that a later change
+	# brings back may count at some nodes: as for deletions.)
 	cut();
 	$other->safe_psql('postgres', "update plain set v = 'early $round' where id in (1, 2); update whole set v = 'early $round' where id in (1, 2);
 		update sums set n = n + 1 where id = 1; update highs set top = 700 where id = 1; delete from plain where id = 3; delete from whole where id = 3");

@@ -1,5 +1,6 @@
-# A provider that was put back to what it was some time ago, with its slots: what it writes from then on has positions that the subscriber has passed
-# already, and would be left out. The subscription stops instead, and says so.
+# A provider that was put back to what it was some time ago, with its slots: what it writes from
+# then on has positions that the subscriber has passed already, and would be left out. The
+# subscription stops instead, and says so.
 
 use strict;
 use warnings;

@@ -1,5 +1,6 @@
-# Functions that are called while changes are applied, and for which PostgreSQL keeps something from one call to the next: SECURITY DEFINER and SET
-# (fmgr_security_definer), SQL functions, domains, expressions. What is kept has to live as long as the one who keeps it, in every apply mode and in
+# Functions that are called while changes are applied, and for which PostgreSQL keeps something from
+# one call to the next: SECURITY DEFINER and SET (fmgr_security_definer), SQL functions, domains,
+# expressions. What is kept has to live as long as the one who keeps it, in every apply mode and in
 # braid.ingest. A server with CLOBBER_FREED_MEMORY crashes at once where it does not.
 
 use strict;
@@ -91,7 +92,8 @@ $paris->safe_psql('postgres', qq[
 	create table routed (like checked including all);
 ]);
 
-# Triggers with transition tables, beside the same under native replication, which has statements in the initial copy only.
+# Triggers with transition tables, beside the same under native replication, which has statements in
+# the initial copy only.
 my $summing = join '', 'create table summed (what text, n bigint, work_mem text);', map {
 	my $kind = $_;
 	my $made = qq[create function sum_$kind() returns trigger language plpgsql $kind{$kind} as \$\$

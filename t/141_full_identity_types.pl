@@ -1,5 +1,6 @@
-# REPLICA IDENTITY FULL with types that have no equality, and with values that have several byte forms: the row is found, whatever way it came, and a row
-# that is not here is a conflict (delete_missing, update_missing), not an error.
+# REPLICA IDENTITY FULL with types that have no equality, and with values that have several byte
+# forms: the row is found, whatever way it came, and a row that is not here is a conflict
+# (delete_missing, update_missing), not an error.
 
 use strict;
 use warnings;

@@ -1,5 +1,6 @@
-# A server that crashes at the same transaction each time does not do so for ever: after braid.max_transaction_crashes times in a row the subscription stops
-# with an error that names transaction and table. Another process that is killed, whatever is applied then, does not count.
+# A server that crashes at the same transaction each time does not do so for ever: after
+# braid.max_transaction_crashes times in a row the subscription stops with an error that names
+# transaction and table. Another process that is killed, whatever is applied then, does not count.
 
 use strict;
 use warnings;
@@ -97,7 +98,8 @@ for my $mode (@modes)
 is($paris->safe_psql('postgres', 'select count(*) from fine'), $id - 1, 'all is there but what was skipped');
 is($paris->safe_psql('postgres', 'select count(*) from bad'), @modes - 1, 'as of the other table');
 
-# Others that are killed while the transaction is applied do not count, neither does what was killed at other transactions.
+# Others that are killed while the transaction is applied do not count, neither does what was killed
+# at other transactions.
 switch('false');
 $paris->safe_psql('postgres', 'create table hold (id int primary key); insert into hold values (1)');
 $paris->safe_psql('postgres', q[

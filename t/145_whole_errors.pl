@@ -1,5 +1,6 @@
-# Errors of others pass through the library as they are, in each database of a server that loads it: compared with a server that does not load it.
-# Functions that run users' code give the user all fields of the user's error.
+# Errors of others pass through the library as they are, in each database of a server that loads it:
+# compared with a server that does not load it. Functions that run users' code give the user all
+# fields of the user's error.
 
 use strict;
 use warnings;

@@ -1,5 +1,6 @@
-# Each process of a subscription keeps its replication origin, also when the subscription has taken over origins of a dropped one; and where an origin
-# can't be had, the error leaves no lock behind: the server checkpoints, and goes on by itself.
+# Each process of a subscription keeps its replication origin, also when the subscription has taken
+# over origins of a dropped one; and where an origin can't be had, the error leaves no lock behind:
+# the server checkpoints, and goes on by itself.
 
 use strict;
 use warnings;

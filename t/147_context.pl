@@ -1,5 +1,6 @@
-# An error of apply or copy says in the middle of what it came, in the views and in the log, with PostgreSQL's own context. A stop is an ERROR in the
-# log, the end of a worker that was told to end is not. A stop whose cause is gone goes on by itself.
+# An error of apply or copy says in the middle of what it came, in the views and in the log, with
+# PostgreSQL's own context. A stop is an ERROR in the log, the end of a worker that was told to end
+# is not. A stop whose cause is gone goes on by itself.
 
 use strict;
 use warnings;

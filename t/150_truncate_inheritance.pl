@@ -1,4 +1,5 @@
-# TRUNCATE of tables with children and partitions empties the tables that native replication empties: each statement is applied by both, side by side.
+# TRUNCATE of tables with children and partitions empties the tables that native replication
+# empties: each statement is applied by both, side by side.
 
 use strict;
 use warnings;

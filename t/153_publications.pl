@@ -1,4 +1,5 @@
-# What publications say of columns: tables of which nothing is sent, and tables that two publications disagree about.
+# What publications say of columns: tables of which nothing is sent, and tables that two
+# publications disagree about.
 
 use strict;
 use warnings;
@@ -116,7 +117,8 @@ my $noticed = wait_until(sub { $paris->safe_psql('postgres', q[select state from
 kill 'CONT', $manager;
 ok($noticed, 'and is noticed');
 
-# A partition by itself in one publication, its root in another one: each row comes once, as the root's.
+# A partition by itself in one publication, its root in another one: each row comes once, as the
+# root's.
 my $twice = 'create table root (k int, v int) partition by list (k); create table leaf partition of root for values in (1) partition by list (v);
 	create table leaf_1 partition of leaf for values in (1); create table leaf_2 partition of root for values in (2);';
 $tokyo->safe_psql('postgres', "$twice insert into root values (1, 1), (2, 2); create publication roots for table root with (publish_via_partition_root = true);

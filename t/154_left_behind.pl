@@ -1,4 +1,5 @@
-# What is left behind: the slots of a node that is forgotten, the slot at a provider that is gone, the owner of a subscription, tables that are dropped.
+# What is left behind: the slots of a node that is forgotten, the slot at a provider that is gone,
+# the owner of a subscription, tables that are dropped.
 
 use strict;
 use warnings;
@@ -82,7 +83,8 @@ $paris->safe_psql('postgres', q[select pg_drop_replication_slot('braid_tokyo_tok
 my (undef, undef, $said) = $paris->psql('postgres', q[select braid.drop_node('paris')]);
 is($said, '', 'without slots nothing is said');
 
-# The extension itself, made and dropped while its manager looks at its tables: neither waits for the other in a circle.
+# The extension itself, made and dropped while its manager looks at its tables: neither waits for
+# the other in a circle.
 $paris->safe_psql('postgres', 'create database again');
 my $errors = '';
 for my $round (1 .. 15)

@@ -1,5 +1,6 @@
-# A table that takes the place of another one of its name: rebuilt, dropped and made anew, swapped for a copy, or not a table at all. Its changes are
-# applied, or the subscription stops and says what to do; then both nodes agree.
+# A table that takes the place of another one of its name: rebuilt, dropped and made anew, swapped
+# for a copy, or not a table at all. Its changes are applied, or the subscription stops and says
+# what to do; then both nodes agree.
 
 use strict;
 use warnings;
@@ -136,7 +137,8 @@ for my $order (sort keys %orders)
 	unlink_nodes();
 }
 
-# The provider has made it anew, too, and does not publish it yet: the copy stops. Both write meanwhile.
+# The provider has made it anew, too, and does not publish it yet: the copy stops. Both write
+# meanwhile.
 link_nodes('list', 1);
 ok(wait_until(sub { caught_up_now($paris, $tokyo) && caught_up_now($tokyo, $paris) }, 60), 'both stream');
 sql($paris, "select braid.disable_subscription('$name{paris}')");

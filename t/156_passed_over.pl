@@ -1,5 +1,6 @@
-# Tables that are not here: one that the provider does not have or publish any more is passed over, with a line in the log, and everything else of its
-# transactions is applied. One that the provider still has stops the subscription. What is in the place of a table but is none does so, too.
+# Tables that are not here: one that the provider does not have or publish any more is passed over,
+# with a line in the log, and everything else of its transactions is applied. One that the provider
+# still has stops the subscription. What is in the place of a table but is none does so, too.
 
 use strict;
 use warnings;
@@ -31,7 +32,8 @@ sub goes_on
 	becomes($paris, 'select state from braid.subscription_status', 'streaming', "$what: it goes on");
 }
 
-# Made and dropped in one transaction, beside other changes, in each of the ways in which a transaction comes.
+# Made and dropped in one transaction, beside other changes, in each of the ways in which a
+# transaction comes.
 for my $mode (qw(parallel serial batch aggregate))
 {
 	here("select braid.alter_subscription('$name', apply_mode => '$mode')");

@@ -1,5 +1,6 @@
-# A database that is a copy of a node has the node's catalog, and must not act as the node: it runs none of its subscriptions, takes none of its
-# slots, speaks to nobody in its name, and moves none of its replication origins.
+# A database that is a copy of a node has the node's catalog, and must not act as the node: it runs
+# none of its subscriptions, takes none of its slots, speaks to nobody in its name, and moves none
+# of its replication origins.
 
 use strict;
 use warnings;

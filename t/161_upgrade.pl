@@ -1,5 +1,6 @@
-# A node of a mesh is moved to another server by pg_upgrade: to a newer one where there is one, else to one of its own version. Nothing is lost,
-# nothing comes twice, nothing is copied again, and rows keep their versions. Its peers do nothing for it, and write all the time.
+# A node of a mesh is moved to another server by pg_upgrade: to a newer one where there is one, else
+# to one of its own version. Nothing is lost, nothing comes twice, nothing is copied again, and rows
+# keep their versions. Its peers do nothing for it, and write all the time.
 
 use strict;
 use warnings;
@@ -95,7 +96,8 @@ sub scenario
 	is($paris->safe_psql('postgres', q[select count(*) from pg_stat_activity where backend_type in ('braid leader', 'braid applier', 'braid collector')]), 0, "$what: no worker runs");
 	# A change that a third node made before what is here already would come now, or later.
 	$tokyo->safe_psql('postgres', q[insert into item values (101, 'tokyo', 'meanwhile'); update item set at = 'meanwhile' where id = 2]);
-	# Minor releases that mark columns in pg_attribute can't be upgraded to those that do not know the mark, whatever is in the database.
+	# Minor releases that mark columns in pg_attribute can't be upgraded to those that do not know
+	# the mark, whatever is in the database.
 	$paris->safe_psql('postgres', q[
 		set allow_system_table_mods = on;
 		update pg_attribute set attoptions = null where attoptions::text like '{pg\_attver=%}' and attrelid >= 16384;

@@ -1,5 +1,6 @@
-# A slot that somebody has moved on, or made anew, begins behind what is here: what lies between would be missing. The subscription stops and says so,
-# whatever the way in which it had come to rest; and goes on where nothing is missing.
+# A slot that somebody has moved on, or made anew, begins behind what is here: what lies between
+# would be missing. The subscription stops and says so, whatever the way in which it had come to
+# rest; and goes on where nothing is missing.
 
 use strict;
 use warnings;
@@ -57,7 +58,8 @@ sub stops
 insert();
 caught_up($paris, $tokyo);
 
-# Nothing has happened to the slot, however it is left and taken up again. WAL that has nothing for the subscription is confirmed too.
+# Nothing has happened to the slot, however it is left and taken up again. WAL that has nothing for
+# the subscription is confirmed too.
 for my $rest (
 	[ 'disabled', sub { stop_reading(); $paris->safe_psql('postgres', "select braid.enable_subscription('$name')") } ],
 	[ 'restarted', sub { $paris->restart } ],

@@ -1,4 +1,5 @@
-# Whatever a role or a database of the provider sets, and whatever characters names have, what comes is the same.
+# Whatever a role or a database of the provider sets, and whatever characters names have, what comes
+# is the same.
 
 use strict;
 use warnings;

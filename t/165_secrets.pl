@@ -1,5 +1,6 @@
-# Passwords in connection strings: no output plugin decodes them, no log and no view shows them, and they are there after a crash and on a
-# standby. Braid's own plugin leaves out the extension's tables unless they are asked for by name.
+# Passwords in connection strings: no output plugin decodes them, no log and no view shows them, and
+# they are there after a crash and on a standby. Braid's own plugin leaves out the extension's
+# tables unless they are asked for by name.
 
 use strict;
 use warnings;
@@ -37,7 +38,8 @@ my %stream = (
 	test_decoding => [ 'test_decoding', q['include-xids', 'on', 'stream-changes', 'on'] ],
 	pgoutput => [ 'pgoutput', q['proto_version', '2', 'publication_names', 'braid', 'messages', 'on', 'streaming', 'on'] ],
 );
-# A server with assertions fails where pgoutput looks up the origin of the initial copy's rows, which has no name.
+# A server with assertions fails where pgoutput looks up the origin of the initial copy's rows,
+# which has no name.
 $stream{pgoutput}[1] .= q[, 'origin', 'none'] if $paris->pg_version >= 16;
 sql($paris, "select pg_create_logical_replication_slot('$_', '$stream{$_}[0]')") for sort keys %stream;
 

@@ -1,5 +1,6 @@
-# The lag is never shown as less than it is known to be, and as unknown where it is: while a rate limit holds the stream back, on a link that
-# has gone silent, behind a lock. A provider that is idle is heard every few seconds.
+# The lag is never shown as less than it is known to be, and as unknown where it is: while a rate
+# limit holds the stream back, on a link that has gone silent, behind a lock. A provider that is
+# idle is heard every few seconds.
 
 use strict;
 use warnings;

@@ -1,5 +1,7 @@
-# gir-tail writes each row once where it can know that it has written it: over a clean restart of the server, which forgets what was confirmed, and
-# over lost connections. Positions of another server, or of an earlier time, don't count. A slot that a run has created for nothing goes with it.
+# gir-tail writes each row once where it can know that it has written it: over a clean restart of
+# the server, which forgets what was confirmed, and over lost connections. Positions of another
+# server, or of an earlier time, don't count. A slot that a run has created for nothing goes with
+# it.
 
 use strict;
 use warnings;

@@ -1,5 +1,6 @@
-# A change whose writer had seen the row that it meets is counted as a conflict, but is not recorded. What is left out was seen, by what the
-# rows themselves say; what may have been concurrent is recorded, also under load in both directions.
+# A change whose writer had seen the row that it meets is counted as a conflict, but is not
+# recorded. What is left out was seen, by what the rows themselves say; what may have been
+# concurrent is recorded, also under load in both directions.
 
 use strict;
 use warnings;
@@ -128,7 +129,8 @@ for my $stream (@streams)
 	sql($stream->[0], "select braid.wait_for_subscription('$stream->[1]')");
 }
 
-# So do large transactions, which leave the provider while they run. They are applied once they have committed, as they meet conflicts.
+# So do large transactions, which leave the provider while they run. They are applied once they have
+# committed, as they meet conflicts.
 sub streamed { return sql($paris, q[select coalesce(sum(stream_txns), 0) from pg_stat_replication_slots]) }
 sub while_running { return sql($tokyo, q[select coalesce(sum(applied_while_running), 0) from braid.dependency_stats where subscription = 'tokyo_from_paris']) }
 sub large
@@ -154,7 +156,8 @@ for my $options (q[streaming => 'parallel'], q[streaming => 'on'], q[streaming =
 	is(history($tokyo, 'wide'), '', "$options: what was seen is not recorded");
 	is(counted($tokyo, 'wide'), $before + 2000, "$options: but counted");
 	in_turn($tokyo => q[update wide set v = 'seen at tokyo']);
-	# The update that arrives first prunes the page of its row, where the versions are that the large transaction has replaced: an older snapshot keeps them.
+	# The update that arrives first prunes the page of its row, where the versions are that the
+	# large transaction has replaced: an older snapshot keeps them.
 	my $reader = $paris->background_psql('postgres');
 	$reader->query_safe(q[begin isolation level repeatable read; select count(*) from wide]);
 	apart(q[update wide set v = 'not seen' where id = 7], q[update wide set v = v || ' large']);
@@ -163,7 +166,8 @@ for my $options (q[streaming => 'parallel'], q[streaming => 'on'], q[streaming =
 	sql($_, q[delete from braid.conflict_record where relation = 'wide'::regclass]) for @both;
 	in_turn($tokyo => q[update wide set v = 'tokyo']);
 }
-# Where they meet none, it does not keep them from being applied while they run: what they replace another node has written, and it is not here yet.
+# Where they meet none, it does not keep them from being applied while they run: what they replace
+# another node has written, and it is not here yet.
 sql($tokyo, q[select braid.alter_subscription('tokyo_from_paris', streaming => 'parallel', apply_mode => 'parallel', consolidate => false)]);
 sql($tokyo, q[select braid.wait_for_subscription('tokyo_from_paris')]);
 in_turn($paris => q[update wide set v = 'paris']);
@@ -196,7 +200,8 @@ append_to_file($script, q[
 update hot set seen = version, version = gen_random_uuid() where id = :id;
 \sleep 3 ms
 ]);
-# Once an old row version is pruned, nobody can say who wrote it. Here none is, as somebody might still read it.
+# Once an old row version is pruned, nobody can say who wrote it. Here none is, as somebody might
+# still read it.
 my @readers = map { my $session = $_->background_psql('postgres'); $session->query_safe('begin isolation level repeatable read; select count(*) from hot'); $session } @both;
 my @load = map { start_pgbench($_, '-f', $script, '-c', '4', '-T', '6') } @both;
 finish_pgbench($_) for @load;

@@ -1,5 +1,6 @@
-# Rows whose referenced row lost a conflict, or was deleted meanwhile at another node: found on all nodes, recorded or deleted where a rule says
-# so, with the same outcome everywhere, or the referenced row is put back. A referenced row that is only late is waited for.
+# Rows whose referenced row lost a conflict, or was deleted meanwhile at another node: found on all
+# nodes, recorded or deleted where a rule says so, with the same outcome everywhere, or the
+# referenced row is put back. A referenced row that is only late is waited for.
 
 use strict;
 use warnings;
@@ -39,8 +40,10 @@ sub on_each { my ($sql) = @_; return join ' / ', map { sql($_, $sql) } @nodes; }
 my $orphans = q[select coalesce(string_agg(key ->> 'id', ',' order by key ->> 'id'), '-') from braid.orphans('line')];
 my $recorded = q[select coalesce(string_agg(concat_ws(' ', local_row ->> 'id', resolution, winner, constraint_name, columns), ', ' order by local_row ->> 'id'), '-') from braid.conflict_history where kind = 'foreign_key' and relation <> 'marker'::regclass];
 
-# Waits until these nodes have looked for orphans once, from beginning to end. One look records an orphan with a version of the time $at. A later look
-# records another one. An orphan counts once everything has arrived that is older, so the first look has seen all orphans that are older than $at.
+# Waits until these nodes have looked for orphans once, from beginning to end. One look records an
+# orphan with a version of the time $at. A later look records another one. An orphan counts once
+# everything has arrived that is older, so the first look has seen all orphans that are older than
+# $at.
 my $markers = 0;
 sub look_again
 {
@@ -120,7 +123,8 @@ is(sql($osaka, 'select string_agg(line || by_whom, $$,$$ order by line) from fir
 is(sql($osaka, q[select string_agg(concat_ws(' ', local_row ->> 'v', resolution, winner), ', ' order by local_row ->> 'v') from braid.conflict_history where kind = 'foreign_key' and resolution = 'delete']),
 	'late delete none, loser delete none', 'what is deleted is recorded');
 
-# The referenced row is put back. Not where no node has an image of it: the rule is newer than the deletion.
+# The referenced row is put back. Not where no node has an image of it: the rule is newer than the
+# deletion.
 sql($osaka, q[select braid.set_foreign_key_rule('line', null, null)]);
 links('disable', @links);
 sql($tokyo, q[insert into line values (40, 2, 'no image')]);

@@ -1,7 +1,8 @@
-# The cost of a table's first change does not grow with the number of tables: catalogs are looked up by key, never
-# read whole. Each table has a rule for conflicts of its own, every fifth one a trigger that fires. The test counts rows
-# that scans have read, not time: for changes, for a TRUNCATE of all tables, and after everything was invalidated.
-# Counters by table have room for a quarter of the tables. The others are counted together, and no view says 0 of them.
+# The cost of a table's first change does not grow with the number of tables: catalogs are looked up
+# by key, never read whole. Each table has a rule for conflicts of its own, every fifth one a
+# trigger that fires. The test counts rows that scans have read, not time: for changes, for a
+# TRUNCATE of all tables, and after everything was invalidated. Counters by table have room for a
+# quarter of the tables. The others are counted together, and no view says 0 of them.
 
 use strict;
 use warnings;

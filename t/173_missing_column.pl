@@ -1,6 +1,6 @@
 # A table does not have a published column here. The subscription stops, or the column's values are
-# left out, by the subscription's option and the table's rule, in each way in which a row can come. A
-# column of a key is never left out. At last a column is dropped in a mesh with writers.
+# left out, by the subscription's option and the table's rule, in each way in which a row can come.
+# A column of a key is never left out. At last a column is dropped in a mesh with writers.
 
 use strict;
 use warnings;
@@ -189,8 +189,8 @@ is(here(q[select relation || '.' || column_name from braid.missing_columns where
 here(q[select braid.forget_source('shop')]);
 is(here(q[select count(*) from braid.missing_columns where subscription = 'shop']), 0, 'as long as the source is known');
 
-# A column is dropped at one node after the other, while both are written to by those who do not name
-# it.
+# A column is dropped at one node after the other, while both are written to by those who do not
+# name it.
 sql($tokyo, q[select braid.alter_subscription('tokyo_from_paris', on_missing_column => 'ignore')]);
 on_all('alter table t alter gone drop not null, alter gone drop default', @nodes);
 my %first = (tokyo => 1001, paris => 1002);

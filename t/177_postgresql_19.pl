@@ -1,5 +1,5 @@
-# PostgreSQL 19: a server with wal_level = replica is a node, publications except tables, REPACK rewrites tables while changes stream, and the kinds of
-# conflicts have PostgreSQL's names.
+# PostgreSQL 19: a server with wal_level = replica is a node, publications except tables, REPACK
+# rewrites tables while changes stream, and the kinds of conflicts have PostgreSQL's names.
 
 use strict;
 use warnings;

@@ -262,7 +262,8 @@ for my $statement ('select braid.check($1)', 'select braid."check"($1)', 'select
 }
 unlike(slurp_file($_->logfile), qr/topsecret/, 'nor is it in the log') for $tokyo, $paris;
 
-# Each check is provoked above, or named here: what takes another major, library, or clock; or a group (187).
+# Each check is provoked above, or named here: what takes another major, library, or clock; or a
+# group (187).
 my %elsewhere = map { $_ => 1 } qw(kept_slot routing_guard collation_version peer_collation_version peer_locale peer_postgres clock_skew peer_clock);
 my $of_others = join '|', 'output_plugin_libraries', 'idle_replication_slot_timeout', 'replication_origins';
 is(join(' ', grep { !$seen{$_} && !$elsewhere{$_} && !/^(?:$of_others)$/ } split /\n/, at($tokyo, 'select code from braid.checks()')), '', 'each check was provoked');

@@ -104,7 +104,8 @@ remember();
 # what the view says.
 for my $node ($tokyo, $paris)
 {
-	# A family such as the lag of a slot comes and goes: the names are those before the text and after it.
+	# A family such as the lag of a slot comes and goes: the names are those before the text and
+	# after it.
 	my $names = sub { join ' ', sort split /\n/, at($node, 'select distinct name from braid.metrics') };
 	my ($text, $is_in_view);
 	wait_until(sub { $is_in_view = $names->(); $text = at($node, 'select braid.metrics_text()') . "\n"; $is_in_view eq $names->() }, 20);

@@ -1,5 +1,5 @@
-# A group: created at one node, joined by others with one call each, while all of them are written to; two that join at once; what is
-# refused; leaving, removing, and giving up.
+# A group: created at one node, joined by others with one call each, while all of them are written
+# to; two that join at once; what is refused; leaving, removing, and giving up.
 
 use strict;
 use warnings;

@@ -1,5 +1,5 @@
-# The three calls of the README, typed as they stand there, while tokyo is written to: the role in the connection strings is the one that the
-# README makes.
+# The three calls of the README, typed as they stand there, while tokyo is written to: the role in
+# the connection strings is the one that the README makes.
 
 use strict;
 use warnings;

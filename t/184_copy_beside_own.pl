@@ -1,6 +1,7 @@
-# The copy of a table is cut off, and begins anew when this node's sessions have written to the table. A row of theirs that a unique key, or an
-# exclusion constraint, keeps apart from one of the provider's leaves, or has the other one leave: the newer one stays on both nodes, and
-# the copy goes on by itself.
+# The copy of a table is cut off, and begins anew when this node's sessions have written to the
+# table. A row of theirs that a unique key, or an exclusion constraint, keeps apart from one of the
+# provider's leaves, or has the other one leave: the newer one stays on both nodes, and the copy
+# goes on by itself.
 
 use strict;
 use warnings;
@@ -69,8 +70,9 @@ sql($paris, q[update account set v = 'changed' where id::text in ('4', '20')]);
 converged(@both);
 is(rows($_, 'account'), '0:paris 2:changed 4:changed 10:changed 20:changed 30:newer', 'it goes on: ' . $_->name) for @both;
 
-# Both copy a table from each other, and are cut off when neither has it: nobody decides for the other one. What was written after a copy had
-# begun comes once more with the changes, and the two rows meet as these do.
+# Both copy a table from each other, and are cut off when neither has it: nobody decides for the
+# other one. What was written after a copy had begun comes once more with the changes, and the two
+# rows meet as these do.
 on_all(q[
 	create table twin (id int primary key, code int unique, v text);
 	create function hold_twin() returns trigger language plpgsql as $$ begin perform pg_advisory_xact_lock_shared(1); return null; end $$;

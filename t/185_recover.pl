@@ -1,5 +1,6 @@
-# Three nodes of a group, of which one dies. What only one of the others has of its last transactions reaches the other one, with versions,
-# deletions included; the report says so. Where nobody lacks anything nothing is passed on. The dead node is told when it comes back.
+# Three nodes of a group, of which one dies. What only one of the others has of its last
+# transactions reaches the other one, with versions, deletions included; the report says so. Where
+# nobody lacks anything nothing is passed on. The dead node is told when it comes back.
 
 use strict;
 use warnings;

@@ -1,5 +1,6 @@
-# The slot by which each node of a group keeps what others may lack moves on while all are written to, and so holds back little WAL. A member
-# that is away keeps it where it is, for as long as braid.peer_away_limit says. What is not kept any more is not passed on, and the report says so.
+# The slot by which each node of a group keeps what others may lack moves on while all are written
+# to, and so holds back little WAL. A member that is away keeps it where it is, for as long as
+# braid.peer_away_limit says. What is not kept any more is not passed on, and the report says so.
 
 use strict;
 use warnings;

@@ -1,6 +1,6 @@
-# kill -9 of random processes of two nodes that both write and both change the schema, in each apply mode and commit order, with
-# transactions that are applied while they run and with prepared ones: each statement runs once at each node, and both end with one
-# schema and the same rows.
+# kill -9 of random processes of two nodes that both write and both change the schema, in each apply
+# mode and commit order, with transactions that are applied while they run and with prepared ones:
+# each statement runs once at each node, and both end with one schema and the same rows.
 
 use strict;
 use warnings;
@@ -19,8 +19,9 @@ my ($tokyo, $paris) = my @nodes = map {
 		  . "braid.appliers_per_subscription = 4\nlogical_decoding_work_mem = 64kB\nmax_prepared_transactions = 20\n")
 } qw(tokyo paris);
 
-# What each node keeps for itself: which statements were run here, by PostgreSQL's own account, and a step that changes the schema.
-# A node changes columns, tables and indexes of its own, in tables that all write.
+# What each node keeps for itself: which statements were run here, by PostgreSQL's own account, and
+# a step that changes the schema. A node changes columns, tables and indexes of its own, in tables
+# that all write.
 on_all(q[
 	set braid.ddl_replication = off;
 	create schema local;

@@ -1,5 +1,6 @@
-# Statements that change the schema by every way that changes take: a chain of nodes (origin => 'any'), transactions that are applied
-# while they run, in pieces, joined, out of order, prepared ones, and transactions that are parked.
+# Statements that change the schema by every way that changes take: a chain of nodes (origin =>
+# 'any'), transactions that are applied while they run, in pieces, joined, out of order, prepared
+# ones, and transactions that are parked.
 
 use strict;
 use warnings;
@@ -44,8 +45,9 @@ same_schema('a chain', $paris, $rome);
 same_tables([ $paris, $rome ], qw(item of_paris));
 sql($tokyo, q[set braid.ddl_replication = off; create table of_paris (id int primary key); create index item_n on item (n)]);
 
-# In each apply mode and commit order: small transactions around statements; large ones that are applied while they run, or as they come, with
-# statements in between and some that are rolled back with their savepoint.
+# In each apply mode and commit order: small transactions around statements; large ones that are
+# applied while they run, or as they come, with statements in between and some that are rolled back
+# with their savepoint.
 my $number = 0;
 for my $case ([ 'batch', 'source', 'on' ], [ 'aggregate', 'source', 'parallel' ], [ 'serial', 'source', 'off' ], [ 'parallel', 'relaxed', 'parallel' ],
 	[ 'batch', 'relaxed', 'parallel' ], [ 'parallel', 'source', 'parallel' ])
@@ -92,7 +94,8 @@ for my $case ([ 'batch', 'source', 'on' ], [ 'aggregate', 'source', 'parallel' ]
 	is(sql($_, qq[select count(*) from ${t}_new where big = 'x']), '968', "rows under the shape of their moment, $what, " . $_->name) for $paris, $rome;
 }
 
-# Rows that were written before a statement come after it, under names of columns that were renamed, and dropped since.
+# Rows that were written before a statement come after it, under names of columns that were renamed,
+# and dropped since.
 sql($tokyo, 'create table names (id int primary key, a int, b int)');
 subscribe($tokyo, $paris, %with);
 caught_up($paris, $tokyo);
@@ -120,7 +123,8 @@ arrived('a transaction in pieces', 'pieces');
 sql($paris, "select braid.drop_subscription('$way')");
 subscribe($paris, $tokyo, %with, streaming => "'parallel'", two_phase => 'true');
 
-# Prepared: it is applied once it has committed, and leaves no trace when it is rolled back; also if the subscriber starts anew meanwhile.
+# Prepared: it is applied once it has committed, and leaves no trace when it is rolled back; also if
+# the subscriber starts anew meanwhile.
 sql($tokyo, q[
 	create table prepared (id int primary key);
 	begin; alter table prepared add column a int; insert into prepared values (1, 1); prepare transaction 'one';
@@ -140,7 +144,8 @@ is(sql($paris, q[select to_regclass('beside') is null]), 't', 'which is not appl
 sql($tokyo, q[commit prepared 'three'; insert into prepared values (4, 4, 4)]);
 arrived('prepared transactions', qw(prepared beside item));
 
-# A transaction that is parked: a statement about its table waits behind it, and so does what comes under the new shape; another table goes on.
+# A transaction that is parked: a statement about its table waits behind it, and so does what comes
+# under the new shape; another table goes on.
 alter_running($paris, $way, q[on_error => 'park']) or die 'not altered';
 sql($tokyo, q[create table held (id int primary key, n int); create table free (id int primary key, n int); insert into held values (1, 1)]);
 caught_up($paris, $tokyo);

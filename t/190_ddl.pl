@@ -1,5 +1,6 @@
-# Statements that change the schema are run at the other node, at their place among the changes, by their role and under its
-# settings; they are rolled back with their transaction or savepoint, and stay on their node where a session says so.
+# Statements that change the schema are run at the other node, at their place among the changes, by
+# their role and under its settings; they are rolled back with their transaction or savepoint, and
+# stay on their node where a session says so.
 
 use strict;
 use warnings;
@@ -64,7 +65,8 @@ converged(@nodes);
 is(sql($paris, q[select statement from braid.ddl_log where 'public.first' = any (tables) and command_tag = 'ALTER TABLE']), 'alter table first add x int', 'the text of one statement');
 same_tables(\@nodes, 'first');
 
-# CREATE TABLE AS and SELECT INTO: the shape as a statement, the rows as rows. A function that is called meanwhile has a statement of its own.
+# CREATE TABLE AS and SELECT INTO: the shape as a statement, the rows as rows. A function that is
+# called meanwhile has a statement of its own.
 sql($tokyo, q[
 	create function makes() returns int language plpgsql volatile as $$ begin create table made_inside (id int primary key); return 5; end $$;
 	create table as_query with (fillfactor = 70) as select g as id, random() as r, 'x'::varchar(10) collate "C" as v from generate_series(1, 20) g;

@@ -1,4 +1,5 @@
-# A matrix of statements: each is run on one node, and leaves both nodes with one schema, as pg_dump writes it. Rows go on meanwhile.
+# A matrix of statements: each is run on one node, and leaves both nodes with one schema, as pg_dump
+# writes it. Rows go on meanwhile.
 
 use strict;
 use warnings;

@@ -1,6 +1,7 @@
-# Three nodes, each of which changes the schema while all of them write: different columns at once, the same column at once, renames,
-# a table that is dropped and made anew, two tables that swap their names, defaults of every kind, a type that rewrites the table,
-# another primary key. All end with the same schemas and rows, and nothing is parked.
+# Three nodes, each of which changes the schema while all of them write: different columns at once,
+# the same column at once, renames, a table that is dropped and made anew, two tables that swap
+# their names, defaults of every kind, a type that rewrites the table, another primary key. All end
+# with the same schemas and rows, and nothing is parked.
 
 use strict;
 use warnings;

@@ -1,6 +1,7 @@
-# Sequences of a group: serial, identity and nextval in any expression give different values on all nodes; blocks move before they are
-# used up, with one node cut off from the majority, and through kills; a table that is created under load; a node that joins and one that
-# leaves; ends of types. BRAID_SEQUENCE_VALUES: how many values are drawn through kills (300000).
+# Sequences of a group: serial, identity and nextval in any expression give different values on all
+# nodes; blocks move before they are used up, with one node cut off from the majority, and through
+# kills; a table that is created under load; a node that joins and one that leaves; ends of types.
+# BRAID_SEQUENCE_VALUES: how many values are drawn through kills (300000).
 
 use strict;
 use warnings;

@@ -1,5 +1,6 @@
-# Kinds of sequences in a group: steps, both kinds of values that hold a time, values that are followed, and those that nobody shares. What
-# is refused. Values that hold a time rise through clocks that step back, kills and restarts.
+# Kinds of sequences in a group: steps, both kinds of values that hold a time, values that are
+# followed, and those that nobody shares. What is refused. Values that hold a time rise through
+# clocks that step back, kills and restarts.
 
 use strict;
 use warnings;
@@ -176,7 +177,8 @@ my $there = sql($paris, q{select nextval('invoice')});
 $clock ? $clock->over(sub { $tokyo->start }) : $tokyo->start;
 ok($tokyo->poll_query_until('postgres', "select pg_sequence_last_value('invoice') >= $there"), 'the first one follows when it is back');
 my $settled = sql($tokyo, q{select last_value from invoice});
-# Values of another sequence go to paris and from there back. Both are told in the order in which they are used.
+# Values of another sequence go to paris and from there back. Both are told in the order in which
+# they are used.
 sql($tokyo, 'create sequence marker');
 ok($_->poll_query_until('postgres', q{select exists (select from braid.sequences where sequence = to_regclass('marker'))}), 'the marker is known to ' . $_->name) for @all;
 sql($tokyo, q{select braid.set_sequence('marker', 'follow')});
@@ -189,7 +191,8 @@ for my $way ([ $tokyo, $paris ], [ $paris, $tokyo ])
 }
 is(sql($tokyo, q{select last_value from invoice}), $settled, 'nobody follows himself');
 
-# A transaction that has drawn keeps a sequence from following for as long as it lasts, and no longer.
+# A transaction that has drawn keeps a sequence from following for as long as it lasts, and no
+# longer.
 my $holder = $tokyo->background_psql('postgres');
 $holder->query_safe(q{begin; select nextval('invoice')});
 $there = sql($paris, q{select max(v) from (select nextval('invoice') as v from generate_series(1, 50000)) s});

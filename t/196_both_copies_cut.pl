@@ -1,6 +1,7 @@
-# Two nodes copy a table from each other, and both copies are cut off before either has a snapshot of the other node: the connections break, or both
-# servers are killed. Rows that a unique key keeps apart are written on both meanwhile. Both subscriptions go on by themselves, and the newer rows stay on both.
-# The table is new on both nodes, or it was streamed and is made anew on both.
+# Two nodes copy a table from each other, and both copies are cut off before either has a snapshot
+# of the other node: the connections break, or both servers are killed. Rows that a unique key keeps
+# apart are written on both meanwhile. Both subscriptions go on by themselves, and the newer rows
+# stay on both. The table is new on both nodes, or it was streamed and is made anew on both.
 
 use strict;
 use warnings;

@@ -1,4 +1,5 @@
-# A query that PostgreSQL runs in parallel may call functions of Braid, which look at what is committed by now.
+# A query that PostgreSQL runs in parallel may call functions of Braid, which look at what is
+# committed by now.
 
 use strict;
 use warnings;

@@ -1,5 +1,6 @@
-# Two tables swap their names while three nodes write them, and a stream is held: rows of a node that has the names from before, and of
-# one that has the new ones already, go to the table that they were written to.
+# Two tables swap their names while three nodes write them, and a stream is held: rows of a node
+# that has the names from before, and of one that has the new ones already, go to the table that
+# they were written to.
 
 use strict;
 use warnings;
@@ -11,7 +12,8 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 
 my ($tokyo, $paris, $rome) = my @nodes = ddl_nodes([qw(tokyo paris rome)]);
-# Rows of the first pair have come from all nodes before names change, so that streams know the tables; of the others from none.
+# Rows of the first pair have come from all nodes before names change, so that streams know the
+# tables; of the others from none.
 my %pair = (known => [qw(known_left known_right)], fresh => [qw(fresh_left fresh_right)], late => [qw(late_left late_right)]);
 sql($tokyo, join '; ', map { "create table $_ (id text primary key, made text default '$_')" } map { @$_ } values %pair);
 converged(@nodes);
@@ -22,7 +24,8 @@ for my $node (@nodes)
 }
 converged(@nodes);
 
-# The default of a column stays with the table: a row whose text is another one has gone to the wrong table.
+# The default of a column stays with the table: a row whose text is another one has gone to the
+# wrong table.
 sub swap
 {
 	my ($node, $pair) = @_;
@@ -126,7 +129,8 @@ all_stream(@nodes);
 same_tables(\@nodes, qw(known_left known_old));
 is(sql($_, q[select count(*) from known_left where made <> 'anew']), '0', 'a new table has its own rows at ' . $_->name) for @nodes;
 
-# A column that is dropped and added again, in a table that is dropped before a stream comes to its rows.
+# A column that is dropped and added again, in a table that is dropped before a stream comes to its
+# rows.
 my $held = sql($paris, q[select name from braid.subscription_status where provider = 'tokyo']);
 sql($paris, "select braid.disable_subscription('$held')");
 sql($tokyo, $_) for 'create table brief (id int primary key, a int)', 'alter table brief drop a', 'alter table brief add a int not null', 'insert into brief values (1, 2)', 'drop table brief';

@@ -1,5 +1,6 @@
-# A column gets the name of one that was dropped or renamed, while three nodes write the table and a stream is held: values of rows from
-# before go to the column that they were written to, or nowhere when it is gone, and all nodes end with the same rows.
+# A column gets the name of one that was dropped or renamed, while three nodes write the table and a
+# stream is held: values of rows from before go to the column that they were written to, or nowhere
+# when it is gone, and all nodes end with the same rows.
 
 use strict;
 use warnings;
@@ -12,8 +13,8 @@ use Test::More;
 
 my ($tokyo, $paris, $rome) = my @nodes = ddl_nodes([qw(tokyo paris rome)]);
 
-# Statements of tokyo on a table in which rome writes $early before them, and $late after them; paris has the statements before all of it.
-# Rows at the end are $expected, by id.
+# Statements of tokyo on a table in which rome writes $early before them, and $late after them;
+# paris has the statements before all of it. Rows at the end are $expected, by id.
 sub late_rows
 {
 	my ($what, $table, $definition, $statements, $early, $late, $expected) = @_;

@@ -1,6 +1,7 @@
-# A statement that rewrites a table while other nodes write to it: rows keep their versions, so that what is under way wins or loses at
-# every node alike. By key, without a key, in partitions, with another type of the key; rows of the statement's own transaction, before
-# and after it; twice, rolled back, and moved by VACUUM FULL; under load on three nodes.
+# A statement that rewrites a table while other nodes write to it: rows keep their versions, so that
+# what is under way wins or loses at every node alike. By key, without a key, in partitions, with
+# another type of the key; rows of the statement's own transaction, before and after it; twice,
+# rolled back, and moved by VACUUM FULL; under load on three nodes.
 
 use strict;
 use warnings;
@@ -178,7 +179,8 @@ my $lima = new_node('lima');
 sql($lima, q[create table t (id int primary key, v int); insert into t select i, i from generate_series(1, 100) i; alter table t alter v type bigint]);
 is(sql($lima, 'select (select count(*) from braid.rewrite) + (select count(*) from braid.copied_version)'), '0', 'a node that gets no changes remembers nothing');
 
-# Under load on three nodes, of which one changes the type again and again, and another one adds and drops a column that rewrites the table.
+# Under load on three nodes, of which one changes the type again and again, and another one adds and
+# drops a column that rewrites the table.
 my $oslo = new_node('oslo', conf => "braid.ddl_replication = on\n");
 sql($oslo, "set braid.ddl_replication = off; $setup; alter table account alter id type bigint, alter v type numeric; alter table account add w int generated always as (id * 2) stored; alter table part alter v type bigint; alter table bag alter v type bigint");
 subscribe($oslo, $_, replicate_ddl => 'true', copy_data => 'false') for $tokyo, $paris;

@@ -1,5 +1,6 @@
-# Statements that can't run in a transaction, or take long, are run by each node by itself: the stream goes on meanwhile. They fail, are
-# cancelled, interrupted, killed and tried again by themselves, and statements that depend on them come in time.
+# Statements that can't run in a transaction, or take long, are run by each node by itself: the
+# stream goes on meanwhile. They fail, are cancelled, interrupted, killed and tried again by
+# themselves, and statements that depend on them come in time.
 
 use strict;
 use warnings;
@@ -190,8 +191,8 @@ same_schema('in the end', @nodes);
 same_tables(\@nodes, 'item');
 all_stream(@nodes);
 
-# Statements about a table that is dropped before they are run are not run for another one of its name; and one about a table that gets
-# another name comes first.
+# Statements about a table that is dropped before they are run are not run for another one of its
+# name; and one about a table that gets another name comes first.
 sql($tokyo, 'create table brief (id int primary key, k int); create table named (id int primary key, k int, constraint named_k check (k > 0) not valid)');
 converged(@nodes);
 $holder = hold_snapshot();

@@ -1,5 +1,6 @@
-# A group of five nodes that falls apart, two to three: both sides write, change the schema and use sequences. Three agree on what wants
-# a majority, under a leader of theirs; two say whom they wait for. When they meet again, all are equal, and the two can agree again.
+# A group of five nodes that falls apart, two to three: both sides write, change the schema and use
+# sequences. Three agree on what wants a majority, under a leader of theirs; two say whom they wait
+# for. When they meet again, all are equal, and the two can agree again.
 
 use strict;
 use warnings;
@@ -91,7 +92,8 @@ is(sql($_, $columns), 'id n of_three of_two v', 'all have all columns: ' . $_->n
 same_tables(\@all, '(select id, v, n, of_two, of_three from item)');
 is(sql($tokyo, q[select count(*) from item where v = 'apart']), '500', 'and all rows');
 is(sql($_, q[select count(*) from braid.conflict_history where kind = 'insert_exists']), '0', 'no two nodes had one number: ' . $_->name) for @all;
-# The request of the two was withdrawn with its answer, or takes effect: either way all know the same.
+# The request of the two was withdrawn with its answer, or takes effect: either way all know the
+# same.
 my $read_only = q[select string_agg(name || ' ' || read_only, ', ' order by name) from braid.group_nodes];
 ok(wait_until(sub { my %seen = map { sql($_, $read_only) => 1 } @all; keys %seen == 1 }, 60), 'all know the same of the group');
 sql($paris, q[select braid.set_read_only(false, 'lima')]);

@@ -1,5 +1,6 @@
-# In a group, REFRESH MATERIALIZED VIEW and statements about roles are sent on request. A password comes as it is stored, and is in no
-# view, log or stream for users. Databases of one server don't do a statement twice; nodes that set one password at once agree on one.
+# In a group, REFRESH MATERIALIZED VIEW and statements about roles are sent on request. A password
+# comes as it is stored, and is in no view, log or stream for users. Databases of one server don't
+# do a statement twice; nodes that set one password at once agree on one.
 
 use strict;
 use warnings;
@@ -71,7 +72,8 @@ is(at('paris', 'select rows from counted'), '10', 'and is not elsewhere');
 is(at('paris', q[select count(*) from braid.ddl_log where command_tag ~ 'REFRESH|ROLE']), '0', 'nor are roles sent');
 is(at($_, q[select string_agg(setting, ' ') from pg_settings where name ~ '^braid.replicate_']), 'off off', "both are off at $_") for sort keys %place;
 
-# Refresh: at its place among the changes, in a block, in a function, by a role that is no superuser.
+# Refresh: at its place among the changes, in a block, in a function, by a role that is no
+# superuser.
 at('tokyo', on() . q[
 	begin; insert into item values (12); refresh materialized view counted; insert into item values (13); commit]);
 arrived();

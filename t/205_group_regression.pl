@@ -1,7 +1,9 @@
-# PostgreSQL's own regression database, made at one node of a group: the other node ends with the same schema, as pg_dump writes it, and
-# the results are those of a server without the library, but for what is listed here and in docs/guide/schema-limits.md.
+# PostgreSQL's own regression database, made at one node of a group: the other node ends with the
+# same schema, as pg_dump writes it, and the results are those of a server without the library, but
+# for what is listed here and in docs/guide/schema-limits.md.
 
-# By itself, the tests that change schemas most are run; with GROUP_REGRESSION=all PostgreSQL's parallel_schedule (make group-regression).
+# By itself, the tests that change schemas most are run; with GROUP_REGRESSION=all PostgreSQL's
+# parallel_schedule (make group-regression).
 
 use strict;
 use warnings;
@@ -27,7 +29,8 @@ my @schedule = (
 	'event_trigger',
 	'fast_default');
 
-# What differs between the results at a node and those of a server without the library, by test: rows of the result.
+# What differs between the results at a node and those of a server without the library, by test:
+# rows of the result.
 my %DIFFERENT = (
 	# The publication of the group, below each table.
 	'' => qr/^(Publications:|    "braid")$/,
@@ -36,7 +39,8 @@ my %DIFFERENT = (
 	type_sanity => qr/^ +([0-9]+ \| (versions|merged|records) +\| +17 \| bytea|attrelid \|.*)$/,
 	publication => qr/^ (braid +\|.*|)$/,
 	event_trigger => qr/^ braid_guard_drop +\|/,
-	# A statement about a table locks it as ALTER TABLE does, so that no other one changes its shape; and tables of the node.
+	# A statement about a table locks it as ALTER TABLE does, so that no other one changes its
+	# shape; and tables of the node.
 	alter_table =>
 	  qr/^ +(\S+ +\| ShareUpdateExclusiveLock|(ddl|former|given|group|join|node|sequence)(_\w+)? +\| (AccessShare|RowExclusive)Lock|relation +\| +(max_lockmode|mode) +)$/,);
 
@@ -62,10 +66,12 @@ sub schedule_file
 	return $file;
 }
 
-# Statements that make the roles of the tests, with their rights: roles are each node's own. They stay when the tests drop theirs.
+# Statements that make the roles of the tests, with their rights: roles are each node's own. They
+# stay when the tests drop theirs.
 sub roles
 {
-	# DROP OWNED takes a role's rights on the database as well, and those that are granted there do not come here.
+	# DROP OWNED takes a role's rights on the database as well, and those that are granted there do
+	# not come here.
 	my (@made, @more) = ("grant create on database $DATABASE to public");
 	for my $file (glob "$tests/regress/sql/*.sql")
 	{
@@ -109,7 +115,8 @@ sub run_tests
 
 sub bindir { my ($out) = run_command([ 'pg_config', '--bindir' ]); return $out; }
 
-# A result without what is known to differ, and without what follows from that: numbers of rows, and the width of columns.
+# A result without what is known to differ, and without what follows from that: numbers of rows, and
+# the width of columns.
 sub known
 {
 	my ($file, $test) = @_;
@@ -155,7 +162,8 @@ make_database($plain);
 my $expected = run_tests($plain);
 $plain->stop('fast');
 
-# A group that sends statements and no rows: of tables without a key no row could be changed, which most tests do.
+# A group that sends statements and no rows: of tables without a key no row could be changed, which
+# most tests do.
 my ($tokyo, $paris) = my @nodes = map { new_server($_, init => \@init, conf => $conf . $sends) } qw(tokyo paris);
 make_database($_) for @nodes;
 # Some roles are made by several tests.

@@ -1,6 +1,7 @@
-# A statement adds a column with a volatile default while other nodes write: rows that its node had not got have other values on each
-# node, until the nodes that have them send theirs. Changes that are under way, a lock and a restart in between, a table that is
-# rewritten meanwhile; under load on three nodes.
+# A statement adds a column with a volatile default while other nodes write: rows that its node had
+# not got have other values on each node, until the nodes that have them send theirs. Changes that
+# are under way, a lock and a restart in between, a table that is rewritten meanwhile; under load on
+# three nodes.
 
 use strict;
 use warnings;
@@ -67,7 +68,8 @@ is(rows_of($tokyo, 'item', 'paris'), '3 10 3001 3002', 'the rows that the statem
 is(rows_of($tokyo, 'part', 'paris'), '2 3 101 102', 'those of partitions');
 is(sql($tokyo, 'select v from item where id = 1'), '0', 'a change that is older than the statement has lost');
 
-# The table is rewritten before they are sent, one of them is locked when that is to be done, and the server crashes then.
+# The table is rewritten before they are sent, one of them is locked when that is to be done, and
+# the server crashes then.
 disable(@$to_tokyo);
 sql($paris, 'insert into item (id, v) select i, 4 from generate_series(4001, 4010) i');
 my $session = $paris->background_psql('postgres', on_error_stop => 1);

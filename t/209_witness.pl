@@ -1,5 +1,6 @@
-# A witness: a member without data, which makes a majority with one of two nodes. What is in its database is no affair of the group; it can
-# be away, start again, leave and come back, and be removed.
+# A witness: a member without data, which makes a majority with one of two nodes. What is in its
+# database is no affair of the group; it can be away, start again, leave and come back, and be
+# removed.
 
 use strict;
 use warnings;

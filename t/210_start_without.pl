@@ -1,5 +1,6 @@
-# After a restart of its machine a member waits for all others that vote to confirm its start. One that is gone for good never does: somebody
-# who knows that the disk was not put back says so, and the group goes on.
+# After a restart of its machine a member waits for all others that vote to confirm its start. One
+# that is gone for good never does: somebody who knows that the disk was not put back says so, and
+# the group goes on.
 
 use strict;
 use warnings;

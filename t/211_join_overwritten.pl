@@ -1,5 +1,6 @@
-# What a member writes after a joining node has its slot there, and another one overwrites or deletes before the copy begins, comes to the
-# joining node by both ways: late by the stream. It does not come back.
+# What a member writes after a joining node has its slot there, and another one overwrites or
+# deletes before the copy begins, comes to the joining node by both ways: late by the stream. It
+# does not come back.
 
 use strict;
 use warnings;

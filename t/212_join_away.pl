@@ -1,5 +1,6 @@
-# Nodes join while a member is away, which has changes that nobody has got. They have joined without it, take part in all that the others
-# do, and get what it has once it is back. If it never comes back, it is removed as ever.
+# Nodes join while a member is away, which has changes that nobody has got. They have joined without
+# it, take part in all that the others do, and get what it has once it is back. If it never comes
+# back, it is removed as ever.
 
 use strict;
 use warnings;

@@ -1,5 +1,6 @@
-# A node leaves while its group worker is about to write what was agreed: nothing of the membership stays behind. Else the node's next
-# membership would take it for its own log, and the group worker would not run.
+# A node leaves while its group worker is about to write what was agreed: nothing of the membership
+# stays behind. Else the node's next membership would take it for its own log, and the group worker
+# would not run.
 
 use strict;
 use warnings;
@@ -10,7 +11,8 @@ use Test::More;
 
 my ($tokyo, $paris) = group([qw(tokyo paris)], 'create table item (id bigint primary key, v text)');
 
-# The membership is being deleted, and not yet committed. Meanwhile the group agrees on something, which paris has to write.
+# The membership is being deleted, and not yet committed. Meanwhile the group agrees on something,
+# which paris has to write.
 my $session = $paris->background_psql('postgres');
 $session->query_safe('begin; select braid.forget_members()');
 # Without paris there is no majority, so the call gives up.

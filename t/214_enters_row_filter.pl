@@ -1,5 +1,6 @@
-# An update that brings a row into a publication's row filter arrives as an insert. Large values that the update left as they were are
-# neither in WAL nor at the subscriber: they are asked for at the provider, and never become null.
+# An update that brings a row into a publication's row filter arrives as an insert. Large values
+# that the update left as they were are neither in WAL nor at the subscriber: they are asked for at
+# the provider, and never become null.
 
 use strict;
 use warnings;
@@ -75,7 +76,8 @@ is(run($paris, 'select count(*) from c where secret is not null'), 0, 'a column 
 run($tokyo, 'begin; update f set id = 12 where id = 2; update f set n = 1 where id = 12; update p set id = 40 where id = 11; update p set n = 2 where id in (30, 40); commit');
 same('changed in the same transaction', f => 2, p => 2);
 
-# Its key has another row by the time of the question; it has moved on, left the filter again, or was deleted.
+# Its key has another row by the time of the question; it has moved on, left the filter again, or
+# was deleted.
 apart('update f set id = 13 where id = 3; update f set id = 14 where id = 13; update f set id = 13 where id = 4; update f set n = n + 1');
 same('a key that is used again', f => 4);
 apart('update f set id = 15 where id = 5; update f set id = 5 where id = 15; update f set id = 16 where id = 6; delete from f where id = 16; update f set n = n + 1');

@@ -1,5 +1,5 @@
-# A transaction meets very many rows that are equal under a further unique key. It is applied a few times, and not once more for each of
-# them; both nodes end with the newer rows.
+# A transaction meets very many rows that are equal under a further unique key. It is applied a few
+# times, and not once more for each of them; both nodes end with the newer rows.
 
 use strict;
 use warnings;
@@ -22,7 +22,8 @@ my $count = 300;
 
 sub retries { my ($node, $name) = @_; return $node->safe_psql('postgres', "select retries from braid.subscription_detail where name = '$name'"); }
 
-# The first is written before the second, while nothing is delivered. How often each node has applied something anew.
+# The first is written before the second, while nothing is delivered. How often each node has
+# applied something anew.
 sub meet
 {
 	my ($first, $second) = @_;
@@ -49,7 +50,8 @@ is($_->safe_psql('postgres', q[select count(*) from braid.displacement]), 0, 'al
 is($tokyo->safe_psql('postgres', q[select count(*), count(distinct local_row ->> 'id') from braid.conflict_history where relation = 'item'::regclass and winner = 'remote' and kind = 'insert_exists']),
 	"$count|$count", 'each row that has left is in the history once');
 
-# The transaction changes rows that it has displaced: by their keys they come again, under another code.
+# The transaction changes rows that it has displaced: by their keys they come again, under another
+# code.
 my @again = meet("insert into item select 3000 + i, 7000 + i, 'older' from generate_series(1, $count) i",
 	"begin; insert into item select 4000 + i, 7000 + i, 'newer' from generate_series(1, $count) i; insert into item select 3000 + i, 8000 + i, 'newer' from generate_series(1, $count) i; " .
 	"update item set v = 'newest' where id > 4200; delete from item where id between 3101 and 3200; commit");

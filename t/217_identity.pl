@@ -1,5 +1,6 @@
-# Code of a table's owner runs with the rights of the owner, whatever process comes to it and however: an index on an expression is
-# enough to have it run. Each function notes the role that it runs as in the server's log; the log says which process it was.
+# Code of a table's owner runs with the rights of the owner, whatever process comes to it and
+# however: an index on an expression is enough to have it run. Each function notes the role that it
+# runs as in the server's log; the log says which process it was.
 
 use strict;
 use warnings;
@@ -79,7 +80,8 @@ on_all($schema, @nodes);
 # Columns that the other node does not have get their defaults.
 $paris->safe_psql('postgres', q[alter table app.t add column extra text default 'x' || app.mark('default')]);
 
-# What was noted since the last look: "process place role confined", counted. Sessions of the test and of the owner are not looked at.
+# What was noted since the last look: "process place role confined", counted. Sessions of the test
+# and of the owner are not looked at.
 my %read = map { $_->name => 0 } @nodes;
 my %all;
 sub noted
@@ -217,7 +219,8 @@ is(own($_, "select n, left(big, 1), length(big) from $odd where k = $key"), '78|
 is($tokyo->safe_psql('postgres', q[select count(*) > 0 from braid.conflict_history where kind = 'insert_exists']), 't', 'rows met');
 ran_as_owner('conflicts', qw(index check function));
 
-# A new column whose values each node computes: they are sent again, by the session itself and by a process of the other node.
+# A new column whose values each node computes: they are sent again, by the session itself and by a
+# process of the other node.
 $tokyo->safe_psql('postgres', 'alter role app set braid.ddl_replication = on');
 own($tokyo, 'alter table app.t add column r double precision default random()');
 $tokyo->safe_psql('postgres', 'alter role app reset braid.ddl_replication');

@@ -1,6 +1,7 @@
-# Keys of every type that SQL compares in a way of its own: domains over enums, composites, names of objects, arrays, operator classes and
-# collations that are not the usual ones. What asks a server about a row by its key gets the row: questions for large values, comparing,
-# repairing, putting back what lost a conflict, the look at what a copy has left out. An error is no answer.
+# Keys of every type that SQL compares in a way of its own: domains over enums, composites, names of
+# objects, arrays, operator classes and collations that are not the usual ones. What asks a server
+# about a row by its key gets the row: questions for large values, comparing, repairing, putting
+# back what lost a conflict, the look at what a copy has left out. An error is no answer.
 
 use strict;
 use warnings;
@@ -111,7 +112,8 @@ sql($tokyo, each_table(sub {
 converged(@nodes);
 same_tables(\@nodes, @tables);
 
-# One row gets another large value, one is deleted; later the other node changes both, and leaves the large value as it is.
+# One row gets another large value, one is deleted; later the other node changes both, and leaves
+# the large value as it is.
 cut();
 sql($paris, each_table(sub { "update $_[0] set big = " . big('b') . ' where ' . where($_[0], 1) }));
 sql($paris, each_table(sub { "delete from $_[0] where " . where($_[0], 2) }));
@@ -159,8 +161,9 @@ is(compare($paris, 'paris_from_tokyo', $_), 1, "$_: a key that can't be read her
 is(compare($tokyo, 'tokyo_from_paris', $_), 1, "$_: nor there") for qw(t_domain t_class);
 write_by_hand($tokyo, "delete from $_") for @own;
 
-# What is asked for is not known any more: a table whose name is a key was dropped; so was a table, and a column; a column has another type.
-# These are answers. A key's value that can't be read, or a type that can't be compared as it was, are not.
+# What is asked for is not known any more: a table whose name is a key was dropped; so was a table,
+# and a column; a column has another type. These are answers. A key's value that can't be read, or a
+# type that can't be compared as it was, are not.
 my @first = map { "$_ where " . where($_, 1) } qw(t_class t_enum t_number t_floating);
 disable(@{ $links[0] });
 write_by_hand($paris, join ';', map { s/ where /' set big = ' . big('d') . ' where '/er } map { "update $_" } @first);

@@ -1,5 +1,5 @@
-# Foreign-key rule `restore`: a row is put back that just these values refer to, whatever the types of the key; and no other, such as one whose
-# jsonb key only contains the value.
+# Foreign-key rule `restore`: a row is put back that just these values refer to, whatever the types
+# of the key; and no other, such as one whose jsonb key only contains the value.
 
 use strict;
 use warnings;
@@ -7,12 +7,14 @@ use warnings;
 use Braid;
 use Test::More;
 
-# Tokyo has the images of what paris deletes. Paris has none: it gives a row up two of its intervals, and two seconds, after everything has arrived. So its
-# interval is longer than tokyo takes on a busy machine.
+# Tokyo has the images of what paris deletes. Paris has none: it gives a row up two of its
+# intervals, and two seconds, after everything has arrived. So its interval is longer than tokyo
+# takes on a busy machine.
 my ($tokyo, $paris) = my @nodes = map { new_node($_->[0], conf => "braid.orphan_check_interval = $_->[1]\n") } [ 'tokyo', '200ms' ], [ 'paris', '20s' ];
 sub sql { my ($node, $sql) = @_; return $node->safe_psql('postgres', $sql); }
 
-# The type of the referenced column and of the one that refers to it; keys that are referred to, and others.
+# The type of the referenced column and of the one that refers to it; keys that are referred to, and
+# others.
 my %keys = (
 	jsonb => [ 'jsonb', 'jsonb', [ '{"a": 1}', '"x"', '1.50', '[1]', 'null', '{}' ], [ '{"a": 1, "b": 2}', '"1"', '1', '[1, 2]', '[]', '{"a": {}}' ] ],
 	composite => [ 'pair', 'pair', [ '(1,"a b")', '(,)' ], [ '(1,)' ] ],

@@ -1,4 +1,5 @@
-# What users see where PostgreSQL's own error would say nothing of use: two sessions that take one name, and a provider that is silent.
+# What users see where PostgreSQL's own error would say nothing of use: two sessions that take one
+# name, and a provider that is silent.
 
 use strict;
 use warnings;

@@ -1,5 +1,6 @@
-# Deletions of a table that has just taken the place of another one are remembered from its first moment on, before any process has looked at
-# which table the subscription is about now: an older update that comes later does not bring the row back.
+# Deletions of a table that has just taken the place of another one are remembered from its first
+# moment on, before any process has looked at which table the subscription is about now: an older
+# update that comes later does not bring the row back.
 
 use strict;
 use warnings;

@@ -1,5 +1,6 @@
-# A commit that waits for its subscriber keeps its locks. Where the subscriber needs a large value of a table that is locked so, the transaction
-# is parked, so that it is durable and confirmed; then the lock is released, and it is applied. While that lasts the views say so.
+# A commit that waits for its subscriber keeps its locks. Where the subscriber needs a large value
+# of a table that is locked so, the transaction is parked, so that it is durable and confirmed; then
+# the lock is released, and it is applied. While that lasts the views say so.
 
 use strict;
 use warnings;
@@ -39,7 +40,8 @@ sub standbys
 	return;
 }
 
-# Whether SQL at tokyo ends by itself. If it does not, no commit waits for anybody any more, so that the test goes on.
+# Whether SQL at tokyo ends by itself. If it does not, no commit waits for anybody any more, so that
+# the test goes on.
 sub ends
 {
 	my ($what, $sql) = @_;
@@ -61,7 +63,8 @@ sub settled
 	return;
 }
 
-# Rows that both nodes have changed: paris has other large values, and tokyo does not know of them before its own transaction is at paris.
+# Rows that both nodes have changed: paris has other large values, and tokyo does not know of them
+# before its own transaction is at paris.
 sub conflict
 {
 	my ($what, $sql, @tables) = @_;
@@ -87,7 +90,8 @@ is(run($paris, 'select count(*) from doc where n = 2 and big = ' . big('start'))
 cmp_ok(run($paris, "select questions from braid.subscription_detail where name = '$name'"), '>', $questions, 'which paris has asked for');
 is(status($paris, $name)->{last_error}, '', 'nothing is wrong any more');
 
-# The transaction stays parked while another standby is missing, and the views say why. What does not depend on it goes on.
+# The transaction stays parked while another standby is missing, and the views say why. What does
+# not depend on it goes on.
 standbys("FIRST 2 ($name, nobody)");
 $to_tokyo->link('down');
 run($paris, 'update doc set n = 10, big = ' . big('paris'));
@@ -170,7 +174,8 @@ $waiting->quit;
 $to_tokyo->link('up');
 settled('without room', 'doc', 'two');
 
-# Where no commit waits for the subscriber, the transaction waits for the lock, and the view says so.
+# Where no commit waits for the subscriber, the transaction waits for the lock, and the view says
+# so.
 standbys('');
 $to_tokyo->link('down');
 run($paris, 'update doc set n = -1, big = ' . big('plain lock'));

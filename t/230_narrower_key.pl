@@ -1,6 +1,7 @@
-# A subscriber finds rows by a key that has only some columns of the provider's replica identity: the provider's key got another column, or
-# each partition here has a key of its own. Rows are the same in every apply mode, without a conflict. Two rows of the provider that are
-# one here are a conflict, and neither is lost silently. Where both nodes write, a warning names the keys, once.
+# A subscriber finds rows by a key that has only some columns of the provider's replica identity:
+# the provider's key got another column, or each partition here has a key of its own. Rows are the
+# same in every apply mode, without a conflict. Two rows of the provider that are one here are a
+# conflict, and neither is lost silently. Where both nodes write, a warning names the keys, once.
 
 use strict;
 use warnings;
@@ -137,7 +138,8 @@ caught_up($paris, $tokyo);
 same_tables([ $tokyo, $paris ], 'grown');
 is(sql($paris, $conflicts . q[ where kind = 'delete_missing']), '1', 'a delete of the row that has left does not take the other one');
 
-# An update of the one that has left. It is newer than its leaving, as this node has seen to that by then.
+# An update of the one that has left. It is newer than its leaving, as this node has seen to that by
+# then.
 sql($tokyo, q[insert into grown (a, b, c) values (-2, 1, 'one'); insert into grown (a, b, c) values (-2, 2, 'two')]);
 caught_up($paris, $tokyo);
 sql($tokyo, q[update grown set c = 'newest' where (a, b) = (-2, 1)]);
@@ -171,7 +173,8 @@ my @named = slurp_file($paris->logfile) =~ /$warning/g;
 is("@{[ sort @named ]}", "@{[ sort qw(flat flat_1_pkey grown grown_pkey triple triple_y_z_idx) ]}", 'where both write there is one for each table')
   or diag("@named");
 
-# A deletion of this node is known, whose row has no other column than the index's; what is older than it does not bring the row back.
+# A deletion of this node is known, whose row has no other column than the index's; what is older
+# than it does not bring the row back.
 disable($paris, $name);
 sql($tokyo, 'update grown set n = 99 where a = 3');
 sql($paris, 'delete from grown where a = 3');

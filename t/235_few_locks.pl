@@ -1,7 +1,8 @@
-# Functions that look at many tables, one after the other, hold the locks of one table at a time: a transaction with
-# create_subscription has as many relation locks for 400 tables with three indexes each, a partitioned table and
-# sequences, as it has for two tables. So a server whose lock table is smaller than that makes the subscription, keeps
-# it in step with its publications, and applies changes of all tables.
+# Functions that look at many tables, one after the other, hold the locks of one table at a time: a
+# transaction with create_subscription has as many relation locks for 400 tables with three indexes
+# each, a partitioned table and sequences, as it has for two tables. So a server whose lock table is
+# smaller than that makes the subscription, keeps it in step with its publications, and applies
+# changes of all tables.
 
 use strict;
 use warnings;

@@ -1,5 +1,6 @@
-# The SQL of docs/group.md, typed as it stands there, from the first node to one that comes back after it was removed: nodes are stopped where
-# the page says so, and what it says of the outcome is true.
+# The SQL of docs/group.md, typed as it stands there, from the first node to one that comes back
+# after it was removed: nodes are stopped where the page says so, and what it says of the outcome is
+# true.
 
 use strict;
 use warnings;

@@ -1,5 +1,6 @@
-# What the calls of a group do beside joining: they give the role of the connection string its rights, log what was agreed, add a witness,
-# bring in tables, and say what is known of a node that is removed.
+# What the calls of a group do beside joining: they give the role of the connection string its
+# rights, log what was agreed, add a witness, bring in tables, and say what is known of a node that
+# is removed.
 
 use strict;
 use warnings;
@@ -14,7 +15,8 @@ sql($_, 'create extension braid; create role replicator login') for @all;
 sub dsn { my ($node) = @_; return '$d$host=' . $node->host . ' port=' . $node->port . ' dbname=postgres user=replicator$d$'; }
 sub own { my ($node) = @_; return "node_name => '" . $node->name . "', dsn => " . dsn($node); }
 
-# The role that was made with LOGIN alone can do all that members do by it. Nobody has granted it anything on the tables.
+# The role that was made with LOGIN alone can do all that members do by it. Nobody has granted it
+# anything on the tables.
 sql($tokyo, q[
 	create schema shop;
 	create table shop.item (id serial primary key, v text);

@@ -1,5 +1,5 @@
-# A member of a group is restored from a backup: it has forgotten what it had promised, so it takes no part and says why. The others go on,
-# remove it, and it comes back as a new member.
+# A member of a group is restored from a backup: it has forgotten what it had promised, so it takes
+# no part and says why. The others go on, remove it, and it comes back as a new member.
 
 use strict;
 use warnings;

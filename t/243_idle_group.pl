@@ -1,4 +1,5 @@
-# A group in which nothing happens writes no WAL: its members talk five times a second, and each has streams from and to the other.
+# A group in which nothing happens writes no WAL: its members talk five times a second, and each has
+# streams from and to the other.
 
 use strict;
 use warnings;

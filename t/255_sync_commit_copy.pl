@@ -1,5 +1,6 @@
-# A commit counts as running until its synchronous subscriber has confirmed it. Where the subscriber is to copy a table, the snapshot for that
-# waits for the commit. So transactions that change tables which are still to be copied are parked, and the commit ends by itself.
+# A commit counts as running until its synchronous subscriber has confirmed it. Where the subscriber
+# is to copy a table, the snapshot for that waits for the commit. So transactions that change tables
+# which are still to be copied are parked, and the commit ends by itself.
 
 use strict;
 use warnings;
@@ -40,8 +41,8 @@ sub standbys
 my $waiting = qr/the copy of a table waits for a transaction at the provider/;
 sub copy_waits { return (status($paris, $name)->{last_error} // '') =~ $waiting }
 
-# A copy is asked for while a transaction of these statements is open at tokyo, and waits for it. Then the transaction commits: the commit ends
-# by itself, and the nodes are equal.
+# A copy is asked for while a transaction of these statements is open at tokyo, and waits for it.
+# Then the transaction commits: the commit ends by itself, and the nodes are equal.
 sub copies
 {
 	my ($what, $statements, $copy, $end, @tables) = @_;
@@ -139,7 +140,8 @@ streams($paris, $name, 'the subscription streams with two_phase');
 copies('prepared', q[update doc set v = 'prepared'], resync('doc'), "prepare transaction 'p'; commit prepared 'p'", 'doc');
 is(run($tokyo, 'select count(*) from pg_prepared_xacts'), '0', 'nothing stays prepared');
 
-# A question of the leader does not wait for the lock of a waiting commit: what has become of a table that is not here.
+# A question of the leader does not wait for the lock of a waiting commit: what has become of a
+# table that is not here.
 run($tokyo, q[create table gone (id int primary key); alter publication chosen add table gone]);
 standbys("FIRST 1 ($name)");
 run($paris, "select braid.disable_subscription('$name')");

@@ -1,5 +1,6 @@
-# A copy asks the provider about its own table only: a lock on another published table does not hold it up. What the publications publish of
-# the table is right: columns, generated ones, filters, and a partitioned table as a whole.
+# A copy asks the provider about its own table only: a lock on another published table does not hold
+# it up. What the publications publish of the table is right: columns, generated ones, filters, and
+# a partitioned table as a whole.
 
 use strict;
 use warnings;
@@ -43,7 +44,8 @@ $tokyo->safe_psql('postgres', qq[
 ]);
 my $name = subscribe($paris, $tokyo, publications => q['{lists,roots,leaves,schemas,rest}'], enabled => 'false', wait => 0);
 
-# The slot's snapshot is taken before the lock. So the first copy waits here, until the other table is locked at the provider.
+# The slot's snapshot is taken before the lock. So the first copy waits here, until the other table
+# is locked at the provider.
 my $here = $paris->background_psql('postgres');
 $here->query_safe('begin; lock table first');
 $paris->safe_psql('postgres', "select braid.enable_subscription('$name')");

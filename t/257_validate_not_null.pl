@@ -1,5 +1,6 @@
-# PostgreSQL 18: ALTER TABLE VALIDATE CONSTRAINT of a NOT NULL constraint is run by each node by itself, as of any other one. A statement that
-# PostgreSQL refuses before that, such as ADD PRIMARY KEY, waits for it.
+# PostgreSQL 18: ALTER TABLE VALIDATE CONSTRAINT of a NOT NULL constraint is run by each node by
+# itself, as of any other one. A statement that PostgreSQL refuses before that, such as ADD PRIMARY
+# KEY, waits for it.
 
 use strict;
 use warnings;

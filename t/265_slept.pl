@@ -1,5 +1,6 @@
-# A member's machine sleeps. Its group worker counts that time, as the other members do: a lease that was over meanwhile is over. Seen by
-# what the worker takes for out of reach when the machine wakes: all that it has not heard of for so long.
+# A member's machine sleeps. Its group worker counts that time, as the other members do: a lease
+# that was over meanwhile is over. Seen by what the worker takes for out of reach when the machine
+# wakes: all that it has not heard of for so long.
 
 use strict;
 use warnings;

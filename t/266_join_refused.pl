@@ -1,4 +1,5 @@
-# join_group refuses a database that can't join, with a hint, before the group hears of it. Nothing is left behind on either side.
+# join_group refuses a database that can't join, with a hint, before the group hears of it. Nothing
+# is left behind on either side.
 
 use strict;
 use warnings;

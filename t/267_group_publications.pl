@@ -1,5 +1,6 @@
-# A node that joins has the group's publications as the member has them that it is copied from: tables, schemas, columns, row filters and
-# options, so that its own changes reach the others by the same rules. One that differs is refused.
+# A node that joins has the group's publications as the member has them that it is copied from:
+# tables, schemas, columns, row filters and options, so that its own changes reach the others by the
+# same rules. One that differs is refused.
 
 use strict;
 use warnings;

@@ -1,5 +1,6 @@
-# A removed member forgets its group and keeps its subscriptions, disabled: a new member with its name has slots of the same names at the
-# others, and these are read by nobody else. Nor are they dropped with the old subscriptions.
+# A removed member forgets its group and keeps its subscriptions, disabled: a new member with its
+# name has slots of the same names at the others, and these are read by nobody else. Nor are they
+# dropped with the old subscriptions.
 
 use strict;
 use warnings;

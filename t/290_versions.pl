@@ -1,5 +1,6 @@
-# Versioned transactions on one node: who waits for whom, and what ends a wait. Transactions that declare their tables run as if one after
-# the other, and none of them fails for that; what they hold is released by a rollback, an error, the end of a session and of a process.
+# Versioned transactions on one node: who waits for whom, and what ends a wait. Transactions that
+# declare their tables run as if one after the other, and none of them fails for that; what they
+# hold is released by a rollback, an error, the end of a session and of a process.
 
 use strict;
 use warnings;
@@ -70,7 +71,8 @@ sub nobody_waits
 
 my ($one, $two, $three) = map { session() } 1 .. 3;
 
-# What it is for. T1 takes from the stock as much as the accounts have, T2 the reverse. Either order is right; both from before is not.
+# What it is for. T1 takes from the stock as much as the accounts have, T2 the reverse. Either order
+# is right; both from before is not.
 my $take_stock = 'update %1$sstock set amount = amount - (select amount from %1$saccounts)';
 my $take_accounts = 'update %1$saccounts set amount = amount - (select amount from %1$sstock)';
 run($_, 'begin isolation level repeatable read') for $one, $two;

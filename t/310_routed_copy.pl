@@ -1,6 +1,7 @@
-# The initial copy of a routed table takes the rows that belong to the subscriber, and no others: whatever the names of node, schema,
-# table and columns are, and whoever owns the table. A table without a guard of its own is copied whole. So is every table of a
-# provider that lacks braid.is_at. The decisions are those of functions that this test makes.
+# The initial copy of a routed table takes the rows that belong to the subscriber, and no others:
+# whatever the names of node, schema, table and columns are, and whoever owns the table. A table
+# without a guard of its own is copied whole. So is every table of a provider that lacks
+# braid.is_at. The decisions are those of functions that this test makes.
 
 use strict;
 use warnings;
@@ -58,7 +59,8 @@ subscribe($paris, $tokyo);
 is(sql($paris, $rows), '300|300|300|300', 'without braid.is_at all rows are copied');
 sql($paris, q[select braid.drop_subscription('paris_from_tokyo'); truncate orders, "Sh'op (x"."or""ders)", alike, other]);
 
-# Even rows are of paris, those that three divides of the odd node; the odd table's tenant has to come as the expression makes it.
+# Even rows are of paris, those that three divides of the odd node; the odd table's tenant has to
+# come as the expression makes it.
 for my $type (qw(bigint text))
 {
 	my $is_it = $type eq 'text' ? q[and tenant = E'a\\\\''('] : 'and tenant = 1';

@@ -1,6 +1,6 @@
 # Shards of a routed table move between nodes while rows are written: none is lost, none is there
-# twice, large values come along. A node dies in the middle, a node joins and gets shards, and a node
-# is lost with its shards.
+# twice, large values come along. A node dies in the middle, a node joins and gets shards, and a
+# node is lost with its shards.
 
 use strict;
 use warnings;

@@ -95,7 +95,8 @@ class Run:
         full = workload(name, plan)
         commits = [c for c in plan.commit if drains]
         slow = []
-        # Where a flush takes long, a backlog of which native's every commit waits for one is made shorter.
+        # Where a flush takes long, a backlog of which native's every commit waits for one is made
+        # shorter.
         flushed = int(FLUSHING_SECONDS * 1000 / machine.flush_ms(self.stage.directory))
         if "on" in commits and full.transactions > flushed:
             commits.remove("on")

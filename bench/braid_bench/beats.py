@@ -25,7 +25,8 @@ def level(series, since, at_most):
     return next((moment - since for moment, *lags in series if moment >= since and max(lags) <= at_most), None)
 
 
-# A lag that grows by less from the second third of the time to the last is none that grows: in systems that work in rounds it goes up and down.
+# A lag that grows by less from the second third of the time to the last is none that grows: in
+# systems that work in rounds it goes up and down.
 GROWTH = 1.0
 BOUND = 5.0
 

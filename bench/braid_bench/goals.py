@@ -33,9 +33,11 @@ def _goals():
     every = ("single", "sysbench", "tpcb", "zipf0", "zipf1", "zipf2", "bulk", "wide")
     for w in every:
         yield Goal(w, "parallel", "off", SUBSCRIBER_CPU, AT_MOST, 0.6 if w == "bulk" else 1.1)
-        # One write for a small transaction instead of one for each message shows where transactions have one row.
+        # One write for a small transaction instead of one for each message shows where transactions
+        # have one row.
         yield Goal(w, "parallel", "off", WALSENDER_CPU, AT_MOST, 0.65 if w in ("single", "zipf0", "zipf1", "zipf2") else 1.0)
-    # The first change of a table costs a look at the catalog, for native too: at most one and a half times its time.
+    # The first change of a table costs a look at the catalog, for native too: at most one and a
+    # half times its time.
     for w in ("tables100", "tables1000", "tables10000", "tenants"):
         yield Goal(w, "parallel", "off", THROUGHPUT, AT_LEAST, 0.67)
     yield Goal("single", "batch", "off", SUBSCRIBER_CPU, AT_MOST, 0.5)
@@ -67,8 +69,8 @@ def _goals():
 _order = list(dict.fromkeys(goal.workload for goal in _goals()))
 GOALS = tuple(sorted(_goals(), key=lambda goal: _order.index(goal.workload)))
 
-# What is drained where BENCH_MODES does not say: what the goals need, and for Zipf every mode, as in figure 8 of the DTS paper
-# (PVLDB 17(12), 2024).
+# What is drained where BENCH_MODES does not say: what the goals need, and for Zipf every mode, as
+# in figure 8 of the DTS paper (PVLDB 17(12), 2024).
 MODES = {
     "single": ("parallel", "batch", "aggregate"),
     "sysbench": ("parallel", "batch"),

@@ -11,7 +11,8 @@ from .stage import Cluster, Failed
 
 NODE_PORTS, LINK_PORTS = (0, 1), (2, 3)
 NAMES = ("tokyo", "paris")
-# Beside those of every server of the bench: this one lasts, and both systems that are compared have tables that grow.
+# Beside those of every server of the bench: this one lasts, and both systems that are compared have
+# tables that grow.
 SETTINGS = ("autovacuum = on",)
 ROWS = "'a row of some hundred bytes, as it may have been there for years: ' || md5(i::text)"
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from .plan import Mistake
 from .stage import Failed
 
-# undefined function (no such argument), undefined object (no such setting), feature not supported, invalid parameter value
+# undefined function (no such argument), undefined object (no such setting), feature not supported,
+# invalid parameter value
 REFUSALS = ("42883", "42704", "0A000", "22023")
 
 

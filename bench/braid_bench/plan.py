@@ -263,7 +263,8 @@ def read_many():
         runs=number("BENCH_RUNS", "3", int),
         patience=number("BENCH_PATIENCE", "7200", float),
         options=os.environ.get("BENCH_OPTIONS", ""),
-        # A copy worker takes one of these for a moment; the locks of native's transactions are as many as the tables.
+        # A copy worker takes one of these for a moment; the locks of native's transactions are as
+        # many as the tables.
         settings=("max_worker_processes = 64", "max_replication_slots = 64", "max_wal_senders = 64", *settings()),
         port=number("BENCH_PORT", "23500", int),
         port_fixed="BENCH_PORT" in os.environ,

@@ -15,7 +15,8 @@ from .processes import STAYING, SUBSCRIBER, WALSENDER, children, title
 from .stage import Failed
 from .svg import flames
 
-# Stacks by unwinding: neither PostgreSQL nor Rust keep frame pointers. Not a multiple of the clock's rate.
+# Stacks by unwinding: neither PostgreSQL nor Rust keep frame pointers. Not a multiple of the
+# clock's rate.
 RECORD = ("-F", "299", "--call-graph", "dwarf,16384", "-e", "cpu-clock:u" if os.geteuid() else "cpu-clock")
 FRAME = re.compile(r"^\s+([0-9a-f]+) (.*?)(?: \(([^()]*)\))?$")
 # From the start of the process to what it is for: the same in each stack.

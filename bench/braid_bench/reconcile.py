@@ -332,7 +332,8 @@ def measure(stage, plan, directory, say):
         for size in plan.sizes:
             run.size(size, chosen)
         if plan.steady:
-            # On top of the smallest of the sizes, which is the last base unless they were asked for in another order.
+            # On top of the smallest of the sizes, which is the last base unless they were asked for
+            # in another order.
             rows = plan.counts(plan.sizes[-1])[0]
             run.steady(rows, chosen)
     finally:

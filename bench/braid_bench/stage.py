@@ -16,9 +16,10 @@ import time
 
 from .plan import Mistake
 
-# The same for every server of a run. What happens at times of its own (checkpoints, the full pages that follow them, vacuum)
-# is kept out of the samples; before PostgreSQL 16 the launcher starts one native subscription in each
-# wal_retrieve_retry_interval, which would be measured. Who stops the processes of a run for a while finds it whole afterwards.
+# The same for every server of a run. What happens at times of its own (checkpoints, the full pages
+# that follow them, vacuum) is kept out of the samples; before PostgreSQL 16 the launcher starts one
+# native subscription in each wal_retrieve_retry_interval, which would be measured. Who stops the
+# processes of a run for a while finds it whole afterwards.
 SETTINGS = """
 listen_addresses = '127.0.0.1'
 shared_buffers = 1GB

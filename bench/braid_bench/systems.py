@@ -18,7 +18,8 @@ PUBLICATION = "bench"
 class Braid:
     """Subscriptions both ways."""
 
-    # Its pauses before another attempt grow up to a minute: how long after the links are back the next one comes would be chance.
+    # Its pauses before another attempt grow up to a minute: how long after the links are back the
+    # next one comes would be chance.
     settings = ("braid.retry_interval_max = 1s",)
 
     def __init__(self, variant):

@@ -80,7 +80,8 @@ class Sysbench(Workload):
     size = 1_000_000
 
     def fill(self, cluster, session):
-        # sysbench's texts are groups of random digits: here each is a window of two hundred such groups.
+        # sysbench's texts are groups of random digits: here each is a window of two hundred such
+        # groups.
         session.ask(f"""select setseed(0.5);
             insert into sbtest1
             select i, 1 + floor(random() * {self.size}), substr(noise, 1 + 12 * floor(random() * 190)::int, 119),
@@ -89,10 +90,12 @@ class Sysbench(Workload):
                  generate_series(1, {self.size}) i""")
 
     def load(self, cluster, session, transactions=None):
-        # Each client has keys of its own, so that one's delete and insert never meet another's: which would be an error.
+        # Each client has keys of its own, so that one's delete and insert never meet another's:
+        # which would be an error.
         keys = "".join(
             f"\\set {name} 1 + :client_id + :clients * random(0, :size / :clients - 1)\n" for name in ("a", "b", "d"))
-        # Groups of digits, two of them new each time: what a text is costs the same, and pgbench has no text of its own.
+        # Groups of digits, two of them new each time: what a text is costs the same, and pgbench
+        # has no text of its own.
         text = "rpad(:g::text || '-' || :h::text, {length}, '-68487932199')"
         script = f"""{keys}\\set k random(1, :size)
 \\set g random(10000000000, 99999999999)
@@ -147,7 +150,8 @@ class Zipf(Workload):
     def fill(self, cluster, session):
         for t in range(10):
             session.ask(f"insert into zipf_{t} select i, 0, repeat('a', 90), repeat('b', 90) from generate_series(1, {self.size}) i")
-        # pgbench's own Zipf has no theta of 0 or 1. Ranks are spread over the table, so that hot rows are not neighbours.
+        # pgbench's own Zipf has no theta of 0 or 1. Ranks are spread over the table, so that hot
+        # rows are not neighbours.
         draw = random.Random(SEED)
         weights = list(itertools.accumulate((rank + 1) ** -self.theta for rank in range(self.size)))
         spread = list(range(1, self.size + 1))

@@ -1,7 +1,9 @@
-//! What the dependency tracker costs the leader, with 1 to 100,000 transactions waiting: `make bench-tracker`.
+//! What the dependency tracker costs the leader, with 1 to 100,000 transactions waiting:
+//! `make bench-tracker`.
 //!
-//! An element is a key. Keys are hashes as the decoder makes them; transactions are made beforehand, more of them than fit into a
-//! processor's caches together with what the tracker remembers.
+//! An element is a key. Keys are hashes as the decoder makes them; transactions are made
+//! beforehand, more of them than fit into a processor's caches together with what the tracker
+//! remembers.
 #![allow(missing_docs, reason = "criterion's macros make public items")]
 
 use std::hint::black_box;

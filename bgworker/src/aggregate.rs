@@ -1,9 +1,11 @@
-//! Regroups the changes of several whole transactions by table, for bulk apply: all of one table, then all of the next, in the
-//! order of the tables' first changes. Run by an applier before it applies a batch in mode `aggregate`.
+//! Regroups the changes of several whole transactions by table, for bulk apply: all of one table,
+//! then all of the next, in the order of the tables' first changes. Run by an applier before it
+//! applies a batch in mode `aggregate`.
 //!
-//! Each table has a [`crate::consolidate::Run`] of its own, so many changes of one row become one; what ends a run ends it for
-//! this table only, and the next run of the table follows it. Within a run no two net changes share a key, so they are put into
-//! the order in which they are cheapest: what goes, what changes, what comes, each by key, as look-ups then walk the index.
+//! Each table has a [`crate::consolidate::Run`] of its own, so many changes of one row become one;
+//! what ends a run ends it for this table only, and the next run of the table follows it. Within a
+//! run no two net changes share a key, so they are put into the order in which they are cheapest:
+//! what goes, what changes, what comes, each by key, as look-ups then walk the index.
 //!
 //! | a table here | [`Freedom`] | its changes |
 //! |---|---|---|
@@ -11,8 +13,9 @@
 //! | has more unique keys or one that the provider does not hash, is partitioned, has CHECKs, generated columns, defaults for columns that the provider lacks, triggers that look at their row only | `Table` | are applied one by one in the order in which they were made |
 //! | fires a trigger here that may look at other rows, a foreign key's among them | `Everything` | as that, after all that came before, and before all that comes after |
 //!
-//! **What is given up.** The order of changes of different rows and tables inside one local commit, which only triggers see that look
-//! at their row only. Everything else is as in the order of the source: the property tests compare with that.
+//! **What is given up.** The order of changes of different rows and tables inside one local commit,
+//! which only triggers see that look at their row only. Everything else is as in the order of the
+//! source: the property tests compare with that.
 //!
 //! Not for: whose changes are joined how, and how conflicts are decided ([`crate::consolidate`]).
 
@@ -37,8 +40,9 @@ pub enum Freedom {
 }
 
 impl Freedom {
-    /// That of a table whose keys and triggers say `order`. `plain`: nothing but its columns, NOT NULL and plain indexes have a
-    /// say in a write. `one_key`: it has one unique key, by which its rows are found.
+    /// That of a table whose keys and triggers say `order`. `plain`: nothing but its columns, NOT
+    /// NULL and plain indexes have a say in a write. `one_key`: it has one unique key, by which its
+    /// rows are found.
     #[must_use]
     pub fn of(order: &TableOrder, plain: bool, one_key: bool) -> Self {
         match order {
@@ -115,7 +119,8 @@ impl<K: Clone + Eq, V: Clone> Aggregate<K, V> {
         }
     }
 
-    /// Take the change `number` of a table: after all before it, and before all after it, of this table.
+    /// Take the change `number` of a table: after all before it, and before all after it, of this
+    /// table.
     pub fn keep(&mut self, number: u32, relation: u32) {
         if let Some(table) = self.table(relation) {
             table.seal();

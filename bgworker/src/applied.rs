@@ -1,16 +1,19 @@
-//! Which transactions are committed here although earlier ones are not. Run by the appliers and the leader where commits may
-//! overtake each other.
+//! Which transactions are committed here although earlier ones are not. Run by the appliers and the
+//! leader where commits may overtake each other.
 //!
-//! The position that is stored with a commit is the low-water mark: all transactions that end up to there were committed before.
-//! In the same commit each applier writes down what it has committed beyond that mark, this commit included, in place of what it
-//! wrote before. So whatever part of the local WAL a crash leaves: of what is in it, nothing is missing from the largest position
-//! and the last notes of all appliers, and nothing else is in them (I1). A commit with nothing outstanding before it needs no note: its
-//! own end is the mark then.
+//! The position that is stored with a commit is the low-water mark: all transactions that end up to
+//! there were committed before. In the same commit each applier writes down what it has committed
+//! beyond that mark, this commit included, in place of what it wrote before. So whatever part of
+//! the local WAL a crash leaves: of what is in it, nothing is missing from the largest position and
+//! the last notes of all appliers, and nothing else is in them (I1). A commit with nothing
+//! outstanding before it needs no note: its own end is the mark then.
 //!
-//! Transactions that follow each other at the provider are one range, from where the commit record of the first starts
-//! to where that of the last ends: no other commit record lies there. What others have committed between an applier's own is part of the range
-//! once they have said so: their commit records are before this one in the local WAL, as those up to the mark are. A note has a bounded
-//! number of ranges, so that it stays a small row; whoever has no room for another waits for the mark.
+//! Transactions that follow each other at the provider are one range, from where the commit record
+//! of the first starts to where that of the last ends: no other commit record lies there. What
+//! others have committed between an applier's own is part of the range once they have said so:
+//! their commit records are before this one in the local WAL, as those up to the mark are. A note
+//! has a bounded number of ranges, so that it stays a small row; whoever has no room for another
+//! waits for the mark.
 
 /// A range: where the first commit record starts, and where the last one ends.
 pub type Range = (u64, u64);
@@ -109,8 +112,8 @@ impl Applied {
         });
     }
 
-    /// Whether a commit of what starts with transaction `first` could not be noted while the mark is at the position `mark`. `is_done` says
-    /// which transactions are committed.
+    /// Whether a commit of what starts with transaction `first` could not be noted while the mark
+    /// is at the position `mark`. `is_done` says which transactions are committed.
     #[must_use]
     pub fn is_full(&self, first: u64, mark: u64, is_done: impl Fn(u64) -> bool) -> bool {
         if self.len() < MOST {
@@ -123,8 +126,8 @@ impl Applied {
         kept.len() >= MOST && !is_next
     }
 
-    /// What goes with a commit when the mark is (the number, the position). `is_done` says which other transactions are committed: whatever
-    /// it says is so before this commit.
+    /// What goes with a commit when the mark is (the number, the position). `is_done` says which
+    /// other transactions are committed: whatever it says is so before this commit.
     #[must_use]
     pub fn note(
         &self,

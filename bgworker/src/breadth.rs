@@ -1,13 +1,16 @@
-//! Whether a subscription's transactions go to all of its appliers or to one of them. Run by the leader, many times a second.
+//! Whether a subscription's transactions go to all of its appliers or to one of them. Run by the
+//! leader, many times a second.
 //!
-//! Where transactions are committed in the provider's order, each applier waits for the others' commits. Is a transaction long against such a wait,
-//! or does it wait for the disk, then several appliers are faster than one. Is it short, then they are slower: what an applier has in its
-//! processor's caches is worth more than company, above all where processors are few. Which it is depends on the tables, the load and the machine, so it
-//! is tried: while transactions wait, one applier and all of them take turns for some hundredths of a second each, and the faster way is kept.
-//! It is tried again after a while, less often when that changes nothing.
+//! Where transactions are committed in the provider's order, each applier waits for the others'
+//! commits. Is a transaction long against such a wait, or does it wait for the disk, then several
+//! appliers are faster than one. Is it short, then they are slower: what an applier has in its
+//! processor's caches is worth more than company, above all where processors are few. Which it is
+//! depends on the tables, the load and the machine, so it is tried: while transactions wait, one
+//! applier and all of them take turns for some hundredths of a second each, and the faster way is
+//! kept. It is tried again after a while, less often when that changes nothing.
 //!
-//! One is chosen unless all are faster by a margin, since they cost more processor time. While nothing waits, nothing is tried: what was found
-//! last stays, as each change costs a moment.
+//! One is chosen unless all are faster by a margin, since they cost more processor time. While
+//! nothing waits, nothing is tried: what was found last stays, as each change costs a moment.
 //!
 //! Not for: how many appliers there are (`scaling`).
 
@@ -42,7 +45,8 @@ pub struct Rule {
     pub window: Duration,
     /// until so many transactions are committed in it,
     pub transactions: u64,
-    /// and so many local ones: a batch counts once, and there are to be many of them, as one more or less is not to matter,
+    /// and so many local ones: a batch counts once, and there are to be many of them, as one more
+    /// or less is not to matter,
     pub commits: u64,
     /// and no longer than this.
     pub window_at_most: Duration,
@@ -52,7 +56,8 @@ pub struct Rule {
     pub gain: f64,
     /// All are kept while they are faster by this factor.
     pub keep: f64,
-    /// So long transactions have to wait before the first trial, and the first with other appliers: new processes read their tables' definitions first.
+    /// So long transactions have to wait before the first trial, and the first with other appliers:
+    /// new processes read their tables' definitions first.
     pub warm_up: Duration,
     /// And so long before the trial that follows a change.
     pub pause: Duration,
@@ -86,7 +91,8 @@ pub struct Look {
     pub at: Duration,
     /// Transactions committed here so far.
     pub transactions: u64,
-    /// As how many local transactions, counted from anywhere; it may be behind by a batch for a moment.
+    /// As how many local transactions, counted from anywhere; it may be behind by a batch for a
+    /// moment.
     pub commits: u64,
     /// Work done so far, in any unit: rows and transactions, say.
     pub work: u64,

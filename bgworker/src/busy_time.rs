@@ -1,5 +1,6 @@
-//! How busy an applier is: the time that it has spent with something in hand, and what share of the last seconds that is. In memory that processes
-//! share: the applier adds to it, the leader looks now and then, and any session reads.
+//! How busy an applier is: the time that it has spent with something in hand, and what share of the
+//! last seconds that is. In memory that processes share: the applier adds to it, the leader looks
+//! now and then, and any session reads.
 //!
 //! Times are microseconds, on any clock.
 
@@ -50,7 +51,8 @@ impl BusyTime {
         done.saturating_add(u64::try_from(in_hand).unwrap_or(0))
     }
 
-    /// See how much it is, unless that was done less than ten seconds ago. `since`: when what is in hand was taken.
+    /// See how much it is, unless that was done less than ten seconds ago. `since`: when what is in
+    /// hand was taken.
     pub fn look(&self, now: i64, since: Option<i64>) {
         let ([earlier, later], [earlier_seen, later_seen]) = (&self.looked_at, &self.seen);
         let at = later.load(Ordering::Relaxed);
@@ -63,8 +65,8 @@ impl BusyTime {
         later.store(now, Ordering::Relaxed);
     }
 
-    /// Its share of the time since the earlier look, which is ten to twenty seconds where somebody looks once a second, or since the start: 0 to 1. `None` before
-    /// there is any time.
+    /// Its share of the time since the earlier look, which is ten to twenty seconds where somebody
+    /// looks once a second, or since the start: 0 to 1. `None` before there is any time.
     #[must_use]
     pub fn share(&self, now: i64, since: Option<i64>) -> Option<f64> {
         let ([at, _], [seen, _]) = (&self.looked_at, &self.seen);

@@ -1,23 +1,28 @@
-//! Rules for single columns: what becomes of a column's value where a change meets a row, whichever of them wins the rest. Run by the
-//! appliers; the names are also checked where rules are set.
+//! Rules for single columns: what becomes of a column's value where a change meets a row, whichever
+//! of them wins the rest. Run by the appliers; the names are also checked where rules are set.
 //!
-//! **A sum** (`delta`) is what all inserts and updates of the row add to it: an insert its value, an update the difference between its
-//! row and the one that its writer saw, which WAL has under REPLICA IDENTITY FULL. Each change comes once, and addition does not mind
-//! the order, so no version is asked. That is why an insert that meets a row adds too: were the newer one to replace the older,
-//! what was added to the older one since would count on one node only. And why an update that comes before its insert leaves
-//! its difference in the row that it makes: the insert brings the rest.
-//! Null counts as 0. A sum of 0 is null where the value of the row that wins is.
+//! **A sum** (`delta`) is what all inserts and updates of the row add to it: an insert its value,
+//! an update the difference between its row and the one that its writer saw, which WAL has under
+//! REPLICA IDENTITY FULL. Each change comes once, and addition does not mind the order, so no
+//! version is asked. That is why an insert that meets a row adds too: were the newer one to replace
+//! the older, what was added to the older one since would count on one node only. And why an update
+//! that comes before its insert leaves its difference in the row that it makes: the insert brings
+//! the rest. Null counts as 0. A sum of 0 is null where the value of the row that wins is.
 //!
-//! **A largest or smallest value** (`max`, `min`) is that of all values written; null loses. Local writers are to do what the rule does: a
-//! value that one of them lowers (raises) is so on its own node only.
+//! **A largest or smallest value** (`max`, `min`) is that of all values written; null loses. Local
+//! writers are to do what the rule does: a value that one of them lowers (raises) is so on its own
+//! node only.
 //!
-//! **A register of its own** (`last_update_wins`) has the value of the newest change that wrote the column, whoever wrote the rest of the row. An insert
-//! writes it, an update where its row has another value than the one that its writer saw. Who wrote the columns of a row is remembered for as long as an
-//! older change can still come ([`takes`]): all that is newer than what comes is among that, or the row's version tells that there is none.
+//! **A register of its own** (`last_update_wins`) has the value of the newest change that wrote the
+//! column, whoever wrote the rest of the row. An insert writes it, an update where its row has
+//! another value than the one that its writer saw. Who wrote the columns of a row is remembered for
+//! as long as an older change can still come ([`takes`]): all that is newer than what comes is
+//! among that, or the row's version tells that there is none.
 //!
-//! **A deletion** ends all of them: it wins or loses by version, like the whole row. What an older change adds to a row that was deleted and
-//! inserted anew is not for that row, and does not count. A newer update brings a deleted row back as its writer saw it, where a
-//! node that had the update first still has what others added: there nodes can come to differ.
+//! **A deletion** ends all of them: it wins or loses by version, like the whole row. What an older
+//! change adds to a row that was deleted and inserted anew is not for that row, and does not count.
+//! A newer update brings a deleted row back as its writer saw it, where a node that had the update
+//! first still has what others added: there nodes can come to differ.
 
 use std::str::FromStr;
 
@@ -85,7 +90,8 @@ pub trait Values {
     /// Whether both are the same, to the last bit.
     fn is_same(&mut self, one: Self::Value, other: Self::Value) -> bool;
 
-    /// Whether `one` comes after `other`, in an order in which only values that are the same are equal.
+    /// Whether `one` comes after `other`, in an order in which only values that are the same are
+    /// equal.
     fn is_after(&mut self, one: Self::Value, other: Self::Value) -> bool;
 }
 
@@ -128,15 +134,16 @@ pub fn writes<P: Values>(values: &mut P, came: Came<P::Value>) -> bool {
     }
 }
 
-/// Whether a change that writes a column with a register of its own gives it its value, where there is a row: unless what wrote it here is newer. That is
-/// the `newest` that is remembered, and `None` where nothing is that may be newer.
+/// Whether a change that writes a column with a register of its own gives it its value, where there
+/// is a row: unless what wrote it here is newer. That is the `newest` that is remembered, and
+/// `None` where nothing is that may be newer.
 #[must_use]
 pub fn takes(newest: Option<Version<'_>>, remote: Version<'_>) -> bool {
     newest.is_none_or(|newest| newest <= remote)
 }
 
-/// The column's value after a change that is to be written, or, where there is a row, loses. Of a register of its own `wins` says whether
-/// the change gives it its value.
+/// The column's value after a change that is to be written, or, where there is a row, loses. Of a
+/// register of its own `wins` says whether the change gives it its value.
 ///
 /// # Errors
 /// As [`Values::sum`].
@@ -210,7 +217,8 @@ fn add<P: Values>(
     Ok((!is_zero || winner.is_some()).then_some(sum))
 }
 
-/// Whether a change that meets a row is the very one that made it, by another way: then it adds nothing.
+/// Whether a change that meets a row is the very one that made it, by another way: then it adds
+/// nothing.
 #[must_use]
 pub fn is_again(decision: Decision, local: Local<'_>, remote: Version<'_>) -> bool {
     let known =

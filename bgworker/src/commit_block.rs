@@ -1,9 +1,11 @@
-//! Commit timestamps and origins of transactions with consecutive ids, as they are kept in a table of Braid's own for longer than
-//! PostgreSQL has them.
+//! Commit timestamps and origins of transactions with consecutive ids, as they are kept in a table
+//! of Braid's own for longer than PostgreSQL has them.
 //!
-//! Each transaction is a number for its origin (0: nothing is known of it, it was rolled back; otherwise the origin's own plus one) and,
-//! where it committed, by how many microseconds that was after the one before it in the block. Both in base 128, the lowest
-//! seven bits first, the difference with its sign in the lowest bit: three to five bytes where transactions follow each other.
+//! Each transaction is a number for its origin (0: nothing is known of it, it was rolled back;
+//! otherwise the origin's own plus one) and, where it committed, by how many microseconds that was
+//! after the one before it in the block. Both in base 128, the lowest seven bits first, the
+//! difference with its sign in the lowest bit: three to five bytes where transactions follow each
+//! other.
 
 /// Transactions in a block. A block starts at a multiple of it.
 pub const TRANSACTIONS: u64 = 1 << 14;

@@ -1,7 +1,8 @@
 //! Whether transactions come in the order of their commits, each once.
 //!
-//! What is committed here says that all before it is here too: a transaction that comes after a later one would, once that is applied,
-//! never be asked for again. One that comes twice only has to be asked for in its place.
+//! What is committed here says that all before it is here too: a transaction that comes after a
+//! later one would, once that is applied, never be asked for again. One that comes twice only has
+//! to be asked for in its place.
 
 use std::collections::VecDeque;
 
@@ -45,7 +46,8 @@ impl CommitSequence {
         self.last_end
     }
 
-    /// A transaction arrives whole, whose commit record is at `lsn` and ends at `end_lsn`. Noted if it is the next.
+    /// A transaction arrives whole, whose commit record is at `lsn` and ends at `end_lsn`. Noted if
+    /// it is the next.
     pub fn arrive(&mut self, lsn: u64, end_lsn: u64) -> Arrival {
         if lsn >= self.last_end {
             if self.recent.len() == REMEMBERED {

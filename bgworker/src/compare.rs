@@ -1,10 +1,12 @@
-//! Comparing a table with the provider's: how it is cut into ranges, what of two looks at a row is a difference, and what is written
-//! to mend one. Run by the session that calls `braid.compare` or `braid.repair`; two processes never share anything of it.
+//! Comparing a table with the provider's: how it is cut into ranges, what of two looks at a row is
+//! a difference, and what is written to mend one. Run by the session that calls `braid.compare` or
+//! `braid.repair`; two processes never share anything of it.
 //!
-//! A range is so many rows in the order of the key. Each side says how many rows it has there and the sum of their hashes. What differs
-//! is cut into smaller ranges, until the rows themselves are worth listing. A row that differs in the lists may still be on its way from
-//! one side to the other: it is a difference when it is found unchanged on both sides, and not equal, after each side has come past what
-//! the other had written at the first look.
+//! A range is so many rows in the order of the key. Each side says how many rows it has there and
+//! the sum of their hashes. What differs is cut into smaller ranges, until the rows themselves are
+//! worth listing. A row that differs in the lists may still be on its way from one side to the
+//! other: it is a difference when it is found unchanged on both sides, and not equal, after each
+//! side has come past what the other had written at the first look.
 
 use std::collections::HashMap;
 use std::num::NonZeroU64;
@@ -145,8 +147,8 @@ impl Ranges {
         });
     }
 
-    /// This side was asked for `asked` rows of `range`, of which `last` is the last one if there may be more. Gives the range that is
-    /// to be compared; the rest is for later.
+    /// This side was asked for `asked` rows of `range`, of which `last` is the last one if there
+    /// may be more. Gives the range that is to be compared; the rest is for later.
     pub fn cut(&mut self, range: Range, asked: u64, last: Option<&Key>) -> Range {
         let rows = Some(asked);
         match last {
@@ -179,7 +181,8 @@ impl Ranges {
         }
         let rows = range.rows.unwrap_or(LISTED);
         let range = match &there.last {
-            // The other side has more than it was asked for: what lies behind is a range of its own.
+            // The other side has more than it was asked for: what lies behind is a range of its
+            // own.
             Some(last) if range.upto.as_ref() != Some(last) => {
                 self.todo.push(Range {
                     after: Some(last.clone()),
@@ -221,7 +224,8 @@ pub struct Seen {
     pub hash: String,
     /// The transaction that wrote it, at that side.
     pub xid: String,
-    /// Commit timestamp in microseconds since 1970 and name of the origin node, where they are known.
+    /// Commit timestamp in microseconds since 1970 and name of the origin node, where they are
+    /// known.
     pub version: Option<(i64, String)>,
 }
 

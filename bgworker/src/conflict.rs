@@ -1,8 +1,9 @@
 //! The conflict rules: what an incoming change does to what it meets. Run by the appliers.
 //!
-//! Each primary key is one last-writer-wins register. A row version is (commit timestamp, origin), compared in that order,
-//! the origin's name in byte order; it is the *row's* origin, never the sender or the applying node. Merging two versions
-//! keeps the larger one, so it is commutative, associative and idempotent, and nodes agree whatever the order of arrival.
+//! Each primary key is one last-writer-wins register. A row version is (commit timestamp, origin),
+//! compared in that order, the origin's name in byte order; it is the *row's* origin, never the
+//! sender or the applying node. Merging two versions keeps the larger one, so it is commutative,
+//! associative and idempotent, and nodes agree whatever the order of arrival.
 //!
 //! Names of the kinds are PostgreSQL 19's (src/include/replication/conflict.h).
 
@@ -36,18 +37,21 @@ impl PartialOrd for Version<'_> {
 pub enum Local<'a> {
     /// No row, and no trace of one.
     Missing,
-    /// No row, but a trace of its deletion by another transaction than this very one (then it is missing).
+    /// No row, but a trace of its deletion by another transaction than this very one (then it is
+    /// missing).
     Deleted(Version<'a>),
     /// A row that this very transaction wrote.
     Own,
-    /// A row whose version is not known: it is frozen, or came by the initial copy. Older than anything that streams.
+    /// A row whose version is not known: it is frozen, or came by the initial copy. Older than
+    /// anything that streams.
     Unversioned,
     /// A row.
     Present(Version<'a>),
-    /// A row that was made here of several by the user's function. Its version is the largest of theirs: whoever wrote that one has
-    /// not seen the others.
+    /// A row that was made here of several by the user's function. Its version is the largest of
+    /// theirs: whoever wrote that one has not seen the others.
     Merged(Version<'a>),
-    /// As that, made by this very transaction or batch: never the same change again, whatever the version.
+    /// As that, made by this very transaction or batch: never the same change again, whatever the
+    /// version.
     OwnMerged(Version<'a>),
 }
 
@@ -139,8 +143,8 @@ const LOCAL_NEWER: &str = "the local version is newer";
 const DELETED_NEWER: &str = "the row was deleted here by a newer transaction";
 const SAME_VERSION: &str = "both are the same version";
 
-/// The same change again, by another way: it is here already. To write it again would also send it on again, and around for
-/// ever where nodes forward to each other.
+/// The same change again, by another way: it is here already. To write it again would also send it
+/// on again, and around for ever where nodes forward to each other.
 const KNOWN: Decision = Decision {
     action: Action::Keep,
     conflict: None,
@@ -174,8 +178,9 @@ fn over_merged(kind: Kind, merged: Version<'_>, remote: Version<'_>) -> Decision
     }
 }
 
-/// A row and a change of the same origin are no conflict. Straight from their origin they come in its commit order, whatever
-/// its clock did, and two transactions of one microsecond are told apart by that; by other ways the version decides.
+/// A row and a change of the same origin are no conflict. Straight from their origin they come in
+/// its commit order, whatever its clock did, and two transactions of one microsecond are told apart
+/// by that; by other ways the version decides.
 fn same_origin(local: Version<'_>, remote: Version<'_>, from_origin: bool) -> Decision {
     match remote.cmp(&local) {
         _ if from_origin => NO_CONFLICT,
@@ -189,10 +194,11 @@ fn same_origin(local: Version<'_>, remote: Version<'_>, from_origin: bool) -> De
     }
 }
 
-/// Whether a transaction can be committed as one with those before it, of which the last is `before`; each with `from_origin` as in
-/// [`decide_update`]. What the same commit has written is [`Local::Own`]: it is not compared, as the later change is the newer one. That
-/// holds for what its origin sends as its own. But a deletion of a row that has lost to another one has that row's version, and is sent
-/// when that is found: what was written to the row in between is newer.
+/// Whether a transaction can be committed as one with those before it, of which the last is
+/// `before`; each with `from_origin` as in [`decide_update`]. What the same commit has written is
+/// [`Local::Own`]: it is not compared, as the later change is the newer one. That holds for what
+/// its origin sends as its own. But a deletion of a row that has lost to another one has that row's
+/// version, and is sent when that is found: what was written to the row in between is newer.
 #[must_use]
 pub fn joins(before: (Version<'_>, bool), next: (Version<'_>, bool)) -> bool {
     let ((before, from_origin), (next, next_from_origin)) = (before, next);
@@ -239,8 +245,8 @@ pub fn decide_insert(local: Local<'_>, remote: Version<'_>, from_origin: bool) -
     }
 }
 
-/// Last update wins, for an update. `from_origin` says that the sender of the stream is the change's origin, whose commit
-/// order then is the order of its versions, whatever its clock did.
+/// Last update wins, for an update. `from_origin` says that the sender of the stream is the
+/// change's origin, whose commit order then is the order of its versions, whatever its clock did.
 #[must_use]
 pub fn decide_update(local: Local<'_>, remote: Version<'_>, from_origin: bool) -> Decision {
     match local {
@@ -270,8 +276,9 @@ pub fn decide_update(local: Local<'_>, remote: Version<'_>, from_origin: bool) -
     }
 }
 
-/// Last update wins, for a delete. `from_origin` as in [`decide_update`]. For nodes to agree, the deletion's version has to be
-/// remembered also where there is nothing to delete: an older insert or update may still come, by another stream.
+/// Last update wins, for a delete. `from_origin` as in [`decide_update`]. For nodes to agree, the
+/// deletion's version has to be remembered also where there is nothing to delete: an older insert
+/// or update may still come, by another stream.
 #[must_use]
 pub fn decide_delete(local: Local<'_>, remote: Version<'_>, from_origin: bool) -> Decision {
     match local {
@@ -291,11 +298,12 @@ pub fn decide_delete(local: Local<'_>, remote: Version<'_>, from_origin: bool) -
     }
 }
 
-/// What becomes of a row in a table that is truncated, given what is decided about its deletion: by [`decide_delete`] and the rules for
-/// the table. No function is asked: it stays if it is newer.
+/// What becomes of a row in a table that is truncated, given what is decided about its deletion: by
+/// [`decide_delete`] and the rules for the table. No function is asked: it stays if it is newer.
 ///
-/// A row that goes because it is older is no conflict. Mostly the truncating node has seen it; if not, the row comes there later, meets
-/// the truncate, and is recorded. One that goes although it is newer can't have been seen, and is a conflict here.
+/// A row that goes because it is older is no conflict. Mostly the truncating node has seen it; if
+/// not, the row comes there later, meets the truncate, and is recorded. One that goes although it
+/// is newer can't have been seen, and is a conflict here.
 #[must_use]
 pub fn decide_truncated(decision: Decision, local: Local<'_>, remote: Version<'_>) -> Decision {
     let is_newer = match local {
@@ -318,8 +326,8 @@ pub fn decide_truncated(decision: Decision, local: Local<'_>, remote: Version<'_
     }
 }
 
-/// Last update wins, for an update that moves a row to a key under which there is another row. `from_origin` as in
-/// [`decide_update`].
+/// Last update wins, for an update that moves a row to a key under which there is another row.
+/// `from_origin` as in [`decide_update`].
 #[must_use]
 pub fn decide_new_key(local: Local<'_>, remote: Version<'_>, from_origin: bool) -> Decision {
     match local {
@@ -340,8 +348,9 @@ pub fn decide_new_key(local: Local<'_>, remote: Version<'_>, from_origin: bool) 
     }
 }
 
-/// Last update wins, between a row that is to be written and one that stands in its way under another unique key than that by
-/// which rows are found. Only one of them can stay: the other leaves its table.
+/// Last update wins, between a row that is to be written and one that stands in its way under
+/// another unique key than that by which rows are found. Only one of them can stay: the other
+/// leaves its table.
 #[must_use]
 pub fn decide_in_the_way(kind: Kind, local: Local<'_>, remote: Version<'_>) -> Decision {
     match local {
@@ -358,8 +367,9 @@ pub fn decide_in_the_way(kind: Kind, local: Local<'_>, remote: Version<'_>) -> D
     }
 }
 
-/// Whether what an update of this version has left as it was can be taken from the row that is here: it is the one that the update's
-/// writer had, as far as versions tell. Only a row that the same node wrote last can be, as its changes come in their order.
+/// Whether what an update of this version has left as it was can be taken from the row that is
+/// here: it is the one that the update's writer had, as far as versions tell. Only a row that the
+/// same node wrote last can be, as its changes come in their order.
 #[must_use]
 pub fn completes(local: Local<'_>, remote: Version<'_>) -> bool {
     match local {

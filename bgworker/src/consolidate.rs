@@ -1,12 +1,14 @@
-//! Joins the changes of several whole transactions, in the provider's commit order, into one net change for each row, and groups
-//! these by table. Run by an applier before it applies a batch.
+//! Joins the changes of several whole transactions, in the provider's commit order, into one net
+//! change for each row, and groups these by table. Run by an applier before it applies a batch.
 //!
-//! A [`Run`] takes changes until one comes that it can't take in any order with what it has; then it is applied, and the next one
-//! starts. Within a run no two net changes share a unique key (by hash, as in the writeset), so they may be applied in
-//! any order, table by table, or at once. What ends a run: a barrier (truncate, unknown keys, a table that this node orders
-//! by itself), a change of a key that another row of the run has had, a change of a row whose key has changed in the run, a change
-//! of a row in another shape than its earlier ones (the provider's table was altered: its columns may be others, or in other places), a change
-//! whose version does not follow from the row's last one, a hash that two keys share, and its limit.
+//! A [`Run`] takes changes until one comes that it can't take in any order with what it has; then
+//! it is applied, and the next one starts. Within a run no two net changes share a unique key (by
+//! hash, as in the writeset), so they may be applied in any order, table by table, or at once. What
+//! ends a run: a barrier (truncate, unknown keys, a table that this node orders by itself), a
+//! change of a key that another row of the run has had, a change of a row whose key has changed in
+//! the run, a change of a row in another shape than its earlier ones (the provider's table was
+//! altered: its columns may be others, or in other places), a change whose version does not follow
+//! from the row's last one, a hash that two keys share, and its limit.
 //!
 //! | first | then | net |
 //! |---|---|---|
@@ -17,21 +19,25 @@
 //! | delete | insert | replace: the row as if new, columns that only this node has at their defaults |
 //! | update that changes the key | anything | not joined |
 //!
-//! **Conflicts.** With `last_update_wins` the net result is what applying the changes one after the other gives, the row's final
-//! version included, if the applier goes by two rules. It decides the conflict with [`Net::first`], the first change's operation and
-//! version: if that is to be applied, and is no conflict, then so are all the others, since each finds the row that the
-//! one before has left. The row then gets [`Net::version`], the last one's. In all other cases it applies [`Net::parts`] one by
-//! one. Were a conflict decided once for all, a change that should have lost would win with a later one's version, a value
-//! that only it has would get in, and of several losers one would be recorded.
-//! A vanished row leaves a deletion's trace: an older change from a third node must not bring it back. Who can't leave one
-//! without a row applies the parts.
+//! **Conflicts.** With `last_update_wins` the net result is what applying the changes one after the
+//! other gives, the row's final version included, if the applier goes by two rules. It decides the
+//! conflict with [`Net::first`], the first change's operation and version: if that is to be
+//! applied, and is no conflict, then so are all the others, since each finds the row that the one
+//! before has left. The row then gets [`Net::version`], the last one's. In all other cases it
+//! applies [`Net::parts`] one by one. Were a conflict decided once for all, a change that should
+//! have lost would win with a later one's version, a value that only it has would get in, and of
+//! several losers one would be recorded. A vanished row leaves a deletion's trace: an older change
+//! from a third node must not bring it back. Who can't leave one without a row applies the parts.
 //!
-//! **What is given up.** States between a run's transactions are never visible, and a commit here stands for several there; triggers
-//! and `RETURNING`-like side effects see one change for each row instead of all. Nothing else: each row ends with the same values and
-//! version. Grouping by table gives up the order between tables inside a run, which only matters to triggers and to foreign
-//! keys where these are made to be checked here; such tables have barriers ([`crate::table_order`]).
+//! **What is given up.** States between a run's transactions are never visible, and a commit here
+//! stands for several there; triggers and `RETURNING`-like side effects see one change for each row
+//! instead of all. Nothing else: each row ends with the same values and version. Grouping by table
+//! gives up the order between tables inside a run, which only matters to triggers and to foreign
+//! keys where these are made to be checked here; such tables have barriers
+//! ([`crate::table_order`]).
 //!
-//! Not for: reading rows. A column is whatever the caller takes for one, for example where its bytes are.
+//! Not for: reading rows. A column is whatever the caller takes for one, for example where its
+//! bytes are.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -204,7 +210,8 @@ impl<K: Clone + Eq, V: Clone> Run<K, V> {
     /// Take the next change.
     ///
     /// # Errors
-    /// Why the run has ended. [`Run::finish`] then gives what it has; the change belongs to the next run, or is a barrier.
+    /// Why the run has ended. [`Run::finish`] then gives what it has; the change belongs to the
+    /// next run, or is a barrier.
     pub fn push(&mut self, change: Change<'_, K, V>) -> Result<(), Ended> {
         self.offer(change).map_err(|(ended, _)| ended)
     }
@@ -311,7 +318,8 @@ impl<K, V> Row<K, V> {
                     }
                 }
             }
-            // An insert over a row, or an update of none, is what no provider sends; the later one counts.
+            // An insert over a row, or an update of none, is what no provider sends; the later one
+            // counts.
             (Operation::Insert | Operation::Update, _) => self.columns = Some(change.columns),
         }
     }
@@ -337,8 +345,9 @@ impl<K, V> Row<K, V> {
     }
 }
 
-/// Group a run's net changes for bulk apply: table by table in the order of their first changes, in each table first what
-/// goes, then what changes, then what comes; otherwise in the order that they had.
+/// Group a run's net changes for bulk apply: table by table in the order of their first changes, in
+/// each table first what goes, then what changes, then what comes; otherwise in the order that they
+/// had.
 pub fn group_by_table<K, V>(nets: &mut [Net<K, V>]) {
     let mut order: HashMap<u32, usize> = HashMap::new();
     for net in nets.iter() {

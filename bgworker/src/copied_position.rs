@@ -1,8 +1,10 @@
-//! What the copy of a table has of another node's transactions, where that node's own stream brings them here as well.
+//! What the copy of a table has of another node's transactions, where that node's own stream brings
+//! them here as well.
 //!
-//! The provider says it at a moment when nobody can write to the table: how far it has applied the other node's transactions, which
-//! ones beyond that, and which ones it has set aside. Positions are those of the other node's WAL, the same for all who read it. So each
-//! transaction is known by where its commit record starts, and is in the copy or is not.
+//! The provider says it at a moment when nobody can write to the table: how far it has applied the
+//! other node's transactions, which ones beyond that, and which ones it has set aside. Positions
+//! are those of the other node's WAL, the same for all who read it. So each transaction is known by
+//! where its commit record starts, and is in the copy or is not.
 
 use braid_gir::parse_lsn;
 
@@ -18,7 +20,8 @@ pub struct CopiedPosition {
 }
 
 impl CopiedPosition {
-    /// From positions as PostgreSQL writes them: one; pairs; any number. The lists are separated by commas. `None` for anything else.
+    /// From positions as PostgreSQL writes them: one; pairs; any number. The lists are separated by
+    /// commas. `None` for anything else.
     #[must_use]
     pub fn parse(up_to: &str, beyond: &str, missing: &str) -> Option<Self> {
         let list = |text: &str| -> Option<Vec<u64>> {

@@ -1,4 +1,5 @@
-//! What is asked of a provider to copy a table: of all that is published, the rows, their versions, and what was deleted.
+//! What is asked of a provider to copy a table: of all that is published, the rows, their versions,
+//! and what was deleted.
 
 use crate::key_columns::{self, KeyColumn};
 use crate::sql_text::{quote_identifier, quote_literal};
@@ -33,7 +34,8 @@ pub struct Published {
     pub bytes: Option<i64>,
 }
 
-/// Rows of which this node has written the latest version after a time: it has them, whatever became of them since.
+/// Rows of which this node has written the latest version after a time: it has them, whatever
+/// became of them since.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OwnRows {
     /// Name of this node.
@@ -62,8 +64,8 @@ impl Published {
         )
     }
 
-    /// The query for the provider's columns ([`key_columns`]). Columns with these names come with the
-    /// way in which they are compared.
+    /// The query for the provider's columns ([`key_columns`]). Columns with these names come with
+    /// the way in which they are compared.
     #[must_use]
     pub fn key_query(&self, names: &[&str]) -> String {
         let names: Vec<String> = names.iter().map(|name| quote_literal(name)).collect();
@@ -73,9 +75,9 @@ impl Published {
         )
     }
 
-    /// The query that counts rows with these keys which sessions of the provider have written since a
-    /// snapshot, given as the text of a `pg_snapshot`. A key is columns and their values; `columns`
-    /// are the answer to [`Self::key_query`].
+    /// The query that counts rows with these keys which sessions of the provider have written since
+    /// a snapshot, given as the text of a `pg_snapshot`. A key is columns and their values;
+    /// `columns` are the answer to [`Self::key_query`].
     #[must_use]
     pub fn later_query(
         &self,
@@ -107,12 +109,14 @@ impl Published {
         format!("select count(*) {}", self.rows_clause_with(Some(condition)))
     }
 
-    /// The COPY command for the versions of the rows that were written since `since` (seconds since 1970-01-01 UTC), and of all that were
-    /// merged: hash of the key, each of them where there are two, microseconds since then, whether it was merged, node.
+    /// The COPY command for the versions of the rows that were written since `since` (seconds since
+    /// 1970-01-01 UTC), and of all that were merged: hash of the key, each of them where there are
+    /// two, microseconds since then, whether it was merged, node.
     #[must_use]
     pub fn versions_command(&self, since: i64) -> String {
         let table = self.qualified();
-        // The transaction that merged a row may be older than the row's version, and much older than what is still to come.
+        // The transaction that merged a row may be older than the row's version, and much older
+        // than what is still to come.
         let lately = format!(
             "(braid.commit_timestamp({table}.xmin) >= to_timestamp({since}) or braid.has_merged_rows({table}.xmin))"
         );
@@ -134,7 +138,8 @@ impl Published {
         )
     }
 
-    /// The same for who wrote which columns, where these are registers of their own: hash of the key, microseconds, columns, node.
+    /// The same for who wrote which columns, where these are registers of their own: hash of the
+    /// key, microseconds, columns, node.
     #[must_use]
     pub fn columns_command(&self, since: i64) -> String {
         format!(
@@ -143,8 +148,8 @@ impl Published {
         )
     }
 
-    /// The same for what was taken out where rows have no key: hash of the row, microseconds and node of what took it, microseconds (0: older than all) and node of who
-    /// had written it.
+    /// The same for what was taken out where rows have no key: hash of the row, microseconds and
+    /// node of what took it, microseconds (0: older than all) and node of who had written it.
     #[must_use]
     pub fn taken_rows_command(&self, since: i64) -> String {
         format!(
@@ -209,8 +214,8 @@ impl Published {
 }
 
 impl OwnRows {
-    /// True for other rows. Replication origins are named `braid/<node>/<number>`; a commit keeps the timestamp that it had where it
-    /// was made, so that all of this is by this node's clock.
+    /// True for other rows. Replication origins are named `braid/<node>/<number>`; a commit keeps
+    /// the timestamp that it had where it was made, so that all of this is by this node's clock.
     fn condition(&self, table: &str) -> String {
         let origin = format!("braid/{}/", self.node);
         let digits = origin.chars().count() + 1;
@@ -245,7 +250,8 @@ pub struct RowVersion {
     pub node: String,
 }
 
-/// A row's version as a line of COPY's text form: hash, microseconds, `t` where it was merged, name of a node.
+/// A row's version as a line of COPY's text form: hash, microseconds, `t` where it was merged, name
+/// of a node.
 #[must_use]
 pub fn parse_version(line: &[u8]) -> Option<RowVersion> {
     let line = std::str::from_utf8(line).ok()?;

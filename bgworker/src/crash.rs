@@ -1,7 +1,8 @@
-//! Counts how often in a row the server crashed at one transaction, from what its processes had in hand.
-//! Pure; `crash` of `crates/node` keeps the bytes in files, and its head says when and why.
+//! Counts how often in a row the server crashed at one transaction, from what its processes had in
+//! hand. Pure; `crash` of `crates/node` keeps the bytes in files, and its head says when and why.
 //!
-//! If a process died before its work was written down, the death counts for the next process that dies.
+//! If a process died before its work was written down, the death counts for the next process that
+//! dies.
 
 /// Bytes of the head, and of a slot: eight words of the machine.
 pub const PLACE: usize = 64;

@@ -1,17 +1,19 @@
-//! The dependency tracker (after Alibaba DTS, PVLDB 17(12), 2024, section 5.2): which earlier transactions a transaction
-//! must wait for. Run by the leader.
+//! The dependency tracker (after Alibaba DTS, PVLDB 17(12), 2024, section 5.2): which earlier
+//! transactions a transaction must wait for. Run by the leader.
 //!
-//! Two transactions depend on each other when they share a key hash, or when one of them has a barrier on a table that
-//! the other changes. Transactions enter in the provider's commit order under numbers that grow. DTS compares a transaction with
-//! each one that waits; here each key knows its last writer, and each table its last change and its last barrier.
+//! Two transactions depend on each other when they share a key hash, or when one of them has a
+//! barrier on a table that the other changes. Transactions enter in the provider's commit order
+//! under numbers that grow. DTS compares a transaction with each one that waits; here each key
+//! knows its last writer, and each table its last change and its last barrier.
 //!
-//! The price of a change is one cache line per key, however many transactions wait. Memory is what [`DependencyTracker::new`]
-//! is given: where it does not suffice, the oldest key of a cache line is forgotten, and those that may have had it wait for its
-//! writer and all before (`recent_writers`). Nothing is ever swept, rehashed or cleared, so no transaction pays for
+//! The price of a change is one cache line per key, however many transactions wait. Memory is what
+//! [`DependencyTracker::new`] is given: where it does not suffice, the oldest key of a cache line
+//! is forgotten, and those that may have had it wait for its writer and all before
+//! (`recent_writers`). Nothing is ever swept, rehashed or cleared, so no transaction pays for
 //! others. A transaction that has more keys than fit by itself orders with everything.
 //!
-//! Not for: deciding which applier does what, or when; finding out which tables need barriers: the provider says so of its keys,
-//! [`crate::table_order`] of what this node's table has besides.
+//! Not for: deciding which applier does what, or when; finding out which tables need barriers: the
+//! provider says so of its keys, [`crate::table_order`] of what this node's table has besides.
 
 mod recent_writers;
 mod table_book;
@@ -22,28 +24,31 @@ use table_book::TableBook;
 use width::Chains;
 pub use width::Width;
 
-/// Edges are rid of repetitions when there are this many, and then each time that they have doubled.
+/// Edges are rid of repetitions when there are this many, and then each time that they have
+/// doubled.
 const MANY_EDGES: usize = 64;
 
-/// Edges of one transaction. Those to transactions that were committed when it entered are left out.
+/// Edges of one transaction. Those to transactions that were committed when it entered are left
+/// out.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Edges<'t> {
-    /// The latest transaction that this one depends on; 0 for none. While commits follow the provider's order, "the latest
-    /// is committed" says that all are: it is all that such a schedule needs.
+    /// The latest transaction that this one depends on; 0 for none. While commits follow the
+    /// provider's order, "the latest is committed" says that all are: it is all that such a
+    /// schedule needs.
     pub latest: u64,
-    /// Each transaction up to this one must be committed; 0 for none. What a barrier orders with, and what was forgotten, is not
-    /// known one by one.
+    /// Each transaction up to this one must be committed; 0 for none. What a barrier orders with,
+    /// and what was forgotten, is not known one by one.
     pub through: u64,
-    /// The transactions after `through` that must be committed, without repetition, ascending. `through` and these are enough when
-    /// commits may overtake each other.
+    /// The transactions after `through` that must be committed, without repetition, ascending.
+    /// `through` and these are enough when commits may overtake each other.
     pub all: &'t [u64],
     /// Whether a barrier was among the reasons.
     pub barrier: bool,
 }
 
 impl<'t> Edges<'t> {
-    /// The same order or a stricter one in at most `most` single edges, for whoever has no room for more: the earliest ones
-    /// become part of `through`.
+    /// The same order or a stricter one in at most `most` single edges, for whoever has no room for
+    /// more: the earliest ones become part of `through`.
     #[must_use]
     pub fn at_most(self, most: usize) -> Self {
         let Some(surplus) = self.all.len().checked_sub(most).filter(|some| *some > 0) else {
@@ -92,8 +97,8 @@ pub struct DependencyTracker {
     committed: u64,
     /// What is committed, or up to `floor`: further edges up to here say nothing.
     horizon: u64,
-    /// What the transaction in hand does, beside its tables. Entered when it is complete: one that is abandoned leaves no
-    /// trace.
+    /// What the transaction in hand does, beside its tables. Entered when it is complete: one that
+    /// is abandoned leaves no trace.
     keys_in_hand: Vec<u64>,
     bars_all: bool,
     edges: EdgeList,
@@ -102,8 +107,8 @@ pub struct DependencyTracker {
 }
 
 impl DependencyTracker {
-    /// A tracker that remembers up to about `capacity` keys (at most 19 bytes each, taken at once), and as many of the
-    /// transaction in hand (8 bytes each).
+    /// A tracker that remembers up to about `capacity` keys (at most 19 bytes each, taken at once),
+    /// and as many of the transaction in hand (8 bytes each).
     #[must_use]
     pub fn new(capacity: usize) -> Self {
         let capacity = capacity.max(16);
@@ -123,8 +128,8 @@ impl DependencyTracker {
         }
     }
 
-    /// A transaction enters. `sequence` is larger than any before that was not abandoned; `committed` is the largest up to which
-    /// all are done.
+    /// A transaction enters. `sequence` is larger than any before that was not abandoned;
+    /// `committed` is the largest up to which all are done.
     pub fn begin(&mut self, sequence: u64, committed: u64) {
         self.current = sequence;
         self.forget_hand();
@@ -136,8 +141,8 @@ impl DependencyTracker {
         self.horizon = committed.max(self.floor);
     }
 
-    /// It changes a row of `table`, whose unique keys before and after have these hashes. `table` is any number that stands for
-    /// the table to which changes go.
+    /// It changes a row of `table`, whose unique keys before and after have these hashes. `table`
+    /// is any number that stands for the table to which changes go.
     #[inline]
     pub fn change(&mut self, table: u32, hashes: impl Iterator<Item = u64>) {
         if self.bars_all {
@@ -154,7 +159,8 @@ impl DependencyTracker {
         }
     }
 
-    /// It does something to `table` that can't be keyed: it orders with every other change of the table.
+    /// It does something to `table` that can't be keyed: it orders with every other change of the
+    /// table.
     #[inline]
     pub fn barrier(&mut self, table: u32) {
         if !self.bars_all && !self.tables.bar(table) {
@@ -242,7 +248,8 @@ impl DependencyTracker {
         self.bars_all = false;
     }
 
-    /// How wide the graph of those is that entered and are not committed; all up to `committed` are. Costs some nanoseconds for each.
+    /// How wide the graph of those is that entered and are not committed; all up to `committed`
+    /// are. Costs some nanoseconds for each.
     #[must_use]
     pub fn width(&self, committed: u64) -> Width {
         self.chains.width(committed)

@@ -1,12 +1,16 @@
-//! Which transaction can join a batch, as far as what it depends on is concerned. Run by the appliers.
+//! Which transaction can join a batch, as far as what it depends on is concerned. Run by the
+//! appliers.
 //!
-//! A batch is a run of transactions that follow each other and are committed as one. What it needs of those before it is not what its
-//! first transaction needs: each that joins adds its own. Those that are in the batch are applied before it in the same local transaction.
+//! A batch is a run of transactions that follow each other and are committed as one. What it needs
+//! of those before it is not what its first transaction needs: each that joins adds its own. Those
+//! that are in the batch are applied before it in the same local transaction.
 
-/// Up to which transaction all must be committed before one can join a batch that starts with `first`; `None` when it can join. It depends
-/// on all up to `through`, and on `edges`; 0 is none. `committed` are committed, and those of which `is_done` says so.
+/// Up to which transaction all must be committed before one can join a batch that starts with
+/// `first`; `None` when it can join. It depends on all up to `through`, and on `edges`; 0 is none.
+/// `committed` are committed, and those of which `is_done` says so.
 ///
-/// The latest that it depends on does not tell: that one may be in the batch, and another one before it.
+/// The latest that it depends on does not tell: that one may be in the batch, and another one
+/// before it.
 #[must_use]
 pub fn missing(
     (through, edges): (u64, impl IntoIterator<Item = u64>),

@@ -33,8 +33,8 @@ const MIDDLE: &str = "), \
          based as ( \
            select y.number, y.name, y.type, y.is_domain, y.collated, t.typtype, t.typelem <> 0 and t.typlen = -1 as is_array, \
                   n.nspname, t.typname, y.name::text = any (";
-/// The rest of the query. A rank says how near an operator class is: that of the replica identity's index,
-/// of the primary key, of another unique index, or the type's default.
+/// The rest of the query. A rank says how near an operator class is: that of the replica identity's
+/// index, of the primary key, of another unique index, or the type's default.
 const TAIL: &str = ") as is_key \
              from typed y join pg_type t on t.oid = y.type join pg_namespace n on n.oid = t.typnamespace where t.typtype <> 'd') \
          select b.name::text, b.type::oid::text, format('%I.%I', b.nspname, b.typname), \
@@ -80,8 +80,8 @@ const TAIL: &str = ") as is_key \
 /// gone; `keys` one for the names of the columns that are compared, an array of texts. To be run
 /// with nothing but `pg_catalog` in `search_path`.
 ///
-/// The query gives a row for each column; [`KeyColumn::read`] takes its cells. A column that is in no
-/// unique index is compared as its type is by default.
+/// The query gives a row for each column; [`KeyColumn::read`] takes its cells. A column that is in
+/// no unique index is compared as its type is by default.
 #[must_use]
 pub fn query(relation: &str, keys: &str) -> String {
     format!("{HEAD}{relation}{MIDDLE}{keys}{TAIL}")

@@ -1,4 +1,5 @@
-//! What the background workers decide: what depends on what, who wins a conflict, what to do about an error.
+//! What the background workers decide: what depends on what, who wins a conflict, what to do about
+//! an error.
 //!
 //! Pure Rust, no process of its own: `crates/apply` and `crates/workers` carry the decisions out.
 //! Everything here is a function of its arguments and is tested without a server.

@@ -1,10 +1,12 @@
-//! Waits for locks that go in a circle through a prepared transaction, which PostgreSQL's deadlock detector does not see: what is prepared has no
-//! process that could be found waiting.
+//! Waits for locks that go in a circle through a prepared transaction, which PostgreSQL's deadlock
+//! detector does not see: what is prepared has no process that could be found waiting.
 //!
-//! A transaction that a subscription has prepared here holds its locks until its end comes in the stream. So it waits for whatever is applied before that: for all
-//! of the subscription's appliers that have something in hand. When one of these waits for the prepared transaction itself, by way of any sessions,
-//! other subscriptions' appliers and what they have prepared, nothing of all that ever moves. The subscription can give the prepared transaction up:
-//! it is rolled back here, and comes as a whole when it has committed.
+//! A transaction that a subscription has prepared here holds its locks until its end comes in the
+//! stream. So it waits for whatever is applied before that: for all of the subscription's appliers
+//! that have something in hand. When one of these waits for the prepared transaction itself, by way
+//! of any sessions, other subscriptions' appliers and what they have prepared, nothing of all that
+//! ever moves. The subscription can give the prepared transaction up: it is rolled back here, and
+//! comes as a whole when it has committed.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -13,7 +15,8 @@ use std::collections::{BTreeSet, HashSet};
 pub enum Holder {
     /// A process, by its id.
     Process(i32),
-    /// What a subscription has prepared: the subscription's number, and the transaction's id at its provider.
+    /// What a subscription has prepared: the subscription's number, and the transaction's id at its
+    /// provider.
     Prepared(u32, u32),
 }
 
@@ -26,8 +29,8 @@ pub struct Wait {
     pub holder: Holder,
 }
 
-/// Transactions that `subscription` has prepared and that its own appliers wait for, by their ids at the provider. `appliers` gives the processes
-/// of a subscription.
+/// Transactions that `subscription` has prepared and that its own appliers wait for, by their ids
+/// at the provider. `appliers` gives the processes of a subscription.
 #[must_use]
 pub fn through_own(
     subscription: u32,

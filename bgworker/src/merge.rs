@@ -1,11 +1,14 @@
-//! What becomes of a row when the user's function has been asked about a conflict, and which version it then has. Run by the appliers.
+//! What becomes of a row when the user's function has been asked about a conflict, and which
+//! version it then has. Run by the appliers.
 //!
-//! The version is the larger of the two that met, on every node, whichever of them was here first: so it does not tell that the one who
-//! wrote it had not seen the other. A row whose version says more than it holds is *marked*: the next change of the same origin
-//! meets [`Local::Merged`], and the function is asked again. Without the mark that change would
-//! take the row's place, and the other half would be gone here alone.
+//! The version is the larger of the two that met, on every node, whichever of them was here first:
+//! so it does not tell that the one who wrote it had not seen the other. A row whose version says
+//! more than it holds is *marked*: the next change of the same origin meets [`Local::Merged`], and
+//! the function is asked again. Without the mark that change would take the row's place, and the
+//! other half would be gone here alone.
 //!
-//! Where the whole row before the change is in WAL, it tells for certain what its writer had seen ([`sees`]).
+//! Where the whole row before the change is in WAL, it tells for certain what its writer had seen
+//! ([`sees`]).
 
 use crate::conflict::{Action, Decision, Kind, Local, Version};
 
@@ -42,7 +45,8 @@ pub struct Settled {
     pub merge_action: MergeAction,
     /// For the history: whose row it is.
     pub action: Action,
-    /// The row keeps the version of what was here, which is the larger one, although the incoming transaction writes it.
+    /// The row keeps the version of what was here, which is the larger one, although the incoming
+    /// transaction writes it.
     pub keeps_version: bool,
     /// The row's version is to be remembered, and that it was merged.
     pub marked: bool,
@@ -79,9 +83,9 @@ pub fn settle(answer: Answer, local: Local<'_>, remote: Version<'_>) -> Settled 
     }
 }
 
-/// What was decided about an update or a delete of a row that is here, given whether it is just as the change's writer saw it. Then
-/// the change takes its place; else there is something that the writer had not seen, whatever the versions say. `kind` is that
-/// which a function is asked about.
+/// What was decided about an update or a delete of a row that is here, given whether it is just as
+/// the change's writer saw it. Then the change takes its place; else there is something that the
+/// writer had not seen, whatever the versions say. `kind` is that which a function is asked about.
 #[must_use]
 pub fn sees(
     decision: Decision,

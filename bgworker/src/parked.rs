@@ -1,21 +1,23 @@
-//! Transactions that are set aside because they can't be applied (`on_error => 'park'`), and what has to wait for them. Run by the
-//! appliers.
+//! Transactions that are set aside because they can't be applied (`on_error => 'park'`), and what
+//! has to wait for them. Run by the appliers.
 //!
-//! A parked transaction holds its keys: whatever comes later and depends on it, by the rule of [`crate::dependency`] (a common key hash,
-//! or a barrier of one on a table that the other changes), is parked behind it, and holds its own keys in turn. So of two
-//! transactions that depend on each other the earlier one is always applied first, whenever that is, and what is applied in the end is
-//! what would have been applied one after the other.
+//! A parked transaction holds its keys: whatever comes later and depends on it, by the rule of
+//! [`crate::dependency`] (a common key hash, or a barrier of one on a table that the other
+//! changes), is parked behind it, and holds its own keys in turn. So of two transactions that
+//! depend on each other the earlier one is always applied first, whenever that is, and what is
+//! applied in the end is what would have been applied one after the other.
 //!
 //! Numbers of parked transactions grow in the source's commit order.
 //!
-//! One difference: a trigger that may read and write anything orders its transaction with everything, and would hold everything. Here it
-//! counts as a barrier on its own table.
+//! One difference: a trigger that may read and write anything orders its transaction with
+//! everything, and would hold everything. Here it counts as a barrier on its own table.
 //!
 //! Not for: deciding which errors are parked ([`crate::policy`]).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-/// Keys that a transaction is known by, at most. One with more holds its tables as a whole, so that memory stays bounded.
+/// Keys that a transaction is known by, at most. One with more holds its tables as a whole, so that
+/// memory stays bounded.
 pub const MOST_KEYS: usize = 4096;
 
 /// What a transaction changes.
@@ -46,7 +48,8 @@ impl Touch {
         }
     }
 
-    /// It changes a row of `table` whose unique keys have these hashes, or, with `barrier`, something that no key says.
+    /// It changes a row of `table` whose unique keys have these hashes, or, with `barrier`,
+    /// something that no key says.
     pub fn change(&mut self, table: &str, barrier: bool, hashes: impl IntoIterator<Item = u64>) {
         let barrier = barrier || self.wide;
         match self.tables.get_mut(table) {
@@ -152,7 +155,8 @@ impl Parked {
         }
     }
 
-    /// The latest parked transaction with a number below `before` that has to be applied before one with this touch.
+    /// The latest parked transaction with a number below `before` that has to be applied before one
+    /// with this touch.
     #[must_use]
     pub fn holder(&self, touch: &Touch, before: i64) -> Option<i64> {
         if self.touches.is_empty() {

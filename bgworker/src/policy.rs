@@ -24,8 +24,8 @@ pub fn for_apply(sqlstate: SqlState) -> Policy {
         | SqlState::DeadlockDetected
         | SqlState::LockNotAvailable
         | SqlState::QueryCanceled => Policy::Retry,
-        // too_many_connections, out_of_memory, disk_full, insufficient_resources: may pass; object_in_use: a replication origin is
-        // still held by a process that is ending
+        // too_many_connections, out_of_memory, disk_full, insufficient_resources: may pass;
+        // object_in_use: a replication origin is still held by a process that is ending
         SqlState::TooManyConnections
         | SqlState::OutOfMemory
         | SqlState::DiskFull
@@ -33,7 +33,8 @@ pub fn for_apply(sqlstate: SqlState) -> Policy {
         | SqlState::ObjectInUse => Policy::Reconnect,
         // admin_shutdown, crash_shutdown, cannot_connect_now, database_dropped
         _ if sqlstate.is_of("57P") || sqlstate.is_of("08") => Policy::Reconnect,
-        // internal_error: an alteration of a table that is going on (a look-up in a cache that fails); seen with ALTER TABLE under load
+        // internal_error: an alteration of a table that is going on (a look-up in a cache that
+        // fails); seen with ALTER TABLE under load
         SqlState::InternalError => Policy::Conflict,
         _ if sqlstate.is_of("23") => Policy::Conflict,
         _ => Policy::Stop,
@@ -104,7 +105,8 @@ pub fn for_provider(sqlstate: SqlState) -> Policy {
         {
             Policy::Reconnect
         }
-        // 42704 (slot or publication gone), 55000 (WAL removed, wal_level), 42501, 22023 (options), 58P01 (plugin), XX000 ...
+        // 42704 (slot or publication gone), 55000 (WAL removed, wal_level), 42501, 22023 (options),
+        // 58P01 (plugin), XX000 ...
         _ => Policy::Stop,
     }
 }
@@ -114,12 +116,15 @@ pub fn for_provider(sqlstate: SqlState) -> Policy {
 pub const STANDBY_HINT: &str = "The connection string leads to a standby. The subscription goes on by itself once that server is promoted, or once the \
      connection string leads to the primary again. If neither happens, change the connection string with braid.alter_subscription.";
 
-/// Whether the provider says that WAL is gone which its walsender was reading. That comes by itself as well: a slot moves on when what was
-/// received is confirmed, by what an earlier walsender had noted down, and a checkpoint may remove what is before that while the next walsender is not past it
-/// yet (`LogicalConfirmReceivedLocation` of src/backend/replication/logical/logical.c, 15 to 18). Then the one after that does without it.
+/// Whether the provider says that WAL is gone which its walsender was reading. That comes by itself
+/// as well: a slot moves on when what was received is confirmed, by what an earlier walsender had
+/// noted down, and a checkpoint may remove what is before that while the next walsender is not past
+/// it yet (`LogicalConfirmReceivedLocation` of src/backend/replication/logical/logical.c, 15 to
+/// 18). Then the one after that does without it.
 #[must_use]
 pub fn is_wal_removed(sqlstate: SqlState, message: &str) -> bool {
-    // The second where it had read the file already: there is no errno then (`CheckXLogRemoved` of src/backend/access/transam/xlog.c).
+    // The second where it had read the file already: there is no errno then (`CheckXLogRemoved` of
+    // src/backend/access/transam/xlog.c).
     matches!(sqlstate, SqlState::UndefinedFile | SqlState::InternalError)
         && message.contains("WAL segment")
         && message.contains("removed")
@@ -163,7 +168,8 @@ pub fn provider_hint(sqlstate: SqlState, message: &str) -> &'static str {
     }
 }
 
-/// What `invalidation_reason` of a slot at the provider says (PostgreSQL 17 and later), and what to do; `None` where WAL was removed, as before there was a reason.
+/// What `invalidation_reason` of a slot at the provider says (PostgreSQL 17 and later), and what to
+/// do; `None` where WAL was removed, as before there was a reason.
 #[must_use]
 pub fn invalidated(reason: &str) -> Option<(&'static str, &'static str)> {
     Some(match reason {
@@ -232,7 +238,8 @@ pub fn transient_hint(sqlstate: SqlState) -> &'static str {
     }
 }
 
-/// Pause before start number `attempt` (from 1), in milliseconds: doubles from `first` up to `most`.
+/// Pause before start number `attempt` (from 1), in milliseconds: doubles from `first` up to
+/// `most`.
 #[must_use]
 pub fn backoff_ms(attempt: u32, first: u64, most: u64) -> u64 {
     let doubled = first.saturating_mul(1 << attempt.saturating_sub(1).min(63));

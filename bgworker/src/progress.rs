@@ -1,8 +1,8 @@
 //! What may be confirmed to the provider. Run by the leader.
 //!
-//! Commits here reach disk later than they happen (`synchronous_commit = off`), so each applied transaction is remembered
-//! as (its end at the provider, its end here) until the local WAL is flushed past it. Positions with nothing to apply
-//! ride on what is before them.
+//! Commits here reach disk later than they happen (`synchronous_commit = off`), so each applied
+//! transaction is remembered as (its end at the provider, its end here) until the local WAL is
+//! flushed past it. Positions with nothing to apply ride on what is before them.
 
 use std::collections::VecDeque;
 
@@ -27,8 +27,9 @@ pub struct Positions {
 }
 
 impl Progress {
-    /// Start where everything before `start` is applied here, by commits that end before `local_end`. It is not confirmed
-    /// before they are durable: those of the process that led before may not be.
+    /// Start where everything before `start` is applied here, by commits that end before
+    /// `local_end`. It is not confirmed before they are durable: those of the process that led
+    /// before may not be.
     #[must_use]
     pub fn new(start: u64, local_end: u64) -> Self {
         Self {
@@ -47,14 +48,16 @@ impl Progress {
     /// A transaction that ends at `remote_end` is committed here, its record ending at `local_end`.
     pub fn applied(&mut self, remote_end: u64, local_end: u64) {
         self.applied = self.applied.max(remote_end);
-        // What wrote nothing here has no record of its own, and a position that may lie before those of others.
+        // What wrote nothing here has no record of its own, and a position that may lie before
+        // those of others.
         let local_end = self
             .unflushed()
             .map_or(local_end, |last| last.max(local_end));
         self.pending.push_back((remote_end, local_end));
     }
 
-    /// The local WAL is on disk up to `local_flush`. `in_flight` says that received transactions are not yet applied.
+    /// The local WAL is on disk up to `local_flush`. `in_flight` says that received transactions
+    /// are not yet applied.
     pub fn update(&mut self, local_flush: u64, in_flight: bool) -> Positions {
         while let Some(&(remote_end, local_end)) = self.pending.front() {
             if local_end > local_flush {
@@ -76,7 +79,8 @@ impl Progress {
         }
     }
 
-    /// Where the local WAL must be flushed to for everything applied to be durable; `None` when it is.
+    /// Where the local WAL must be flushed to for everything applied to be durable; `None` when it
+    /// is.
     #[must_use]
     pub fn unflushed(&self) -> Option<u64> {
         self.pending.back().map(|(_, local_end)| *local_end)

@@ -1,10 +1,12 @@
 //! Which transactions of the provider have ended.
 //!
-//! Of one that has committed, its position tells what a table's copy has of it: the copy has what committed before its own. One that was
-//! prepared before the copy's position may have committed before it or after it, which is not known yet when it is applied. The provider's
-//! snapshot, under which the table was copied, knows: what ran then is not in the copy. A transaction is in progress from when it has its id
-//! until the record of its end is written, without a gap; `pg_prepared_xacts` shows it only from some time after its PREPARE was written, which
-//! may have been decoded by then. Ids of transactions are compared as PostgreSQL does, modulo 2^32.
+//! Of one that has committed, its position tells what a table's copy has of it: the copy has what
+//! committed before its own. One that was prepared before the copy's position may have committed
+//! before it or after it, which is not known yet when it is applied. The provider's snapshot, under
+//! which the table was copied, knows: what ran then is not in the copy. A transaction is in
+//! progress from when it has its id until the record of its end is written, without a gap;
+//! `pg_prepared_xacts` shows it only from some time after its PREPARE was written, which may have
+//! been decoded by then. Ids of transactions are compared as PostgreSQL does, modulo 2^32.
 
 /// A snapshot of the provider's, from the text form of `pg_snapshot`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,8 +28,9 @@ fn precedes(one: u32, other: u32) -> bool {
 
 /// A snapshot's text as the input of `pg_snapshot` takes it.
 ///
-/// The snapshot of a slot that was just made may end before it begins (`SnapBuildInitialSnapshot` of src/backend/replication/logical/snapbuild.c):
-/// its end follows transactions that changed catalogs alone. All before its begin is seen; nothing ran between.
+/// The snapshot of a slot that was just made may end before it begins (`SnapBuildInitialSnapshot`
+/// of src/backend/replication/logical/snapbuild.c): its end follows transactions that changed
+/// catalogs alone. All before its begin is seen; nothing ran between.
 #[must_use]
 pub fn ordered(text: &str) -> String {
     let mut parts = text.splitn(3, ':');
@@ -57,7 +60,8 @@ impl ProviderSnapshot {
         })
     }
 
-    /// Whether this transaction had ended when the snapshot was taken: the record of its end was written.
+    /// Whether this transaction had ended when the snapshot was taken: the record of its end was
+    /// written.
     #[must_use]
     pub fn sees(&self, xid: u32) -> bool {
         precedes(xid, self.xmin) || (precedes(xid, self.xmax) && !self.running.contains(&xid))

@@ -1,9 +1,11 @@
 //! When the leader shows appliers the transactions that are complete. Run by the leader.
 //!
-//! Each time costs whoever looks for something to do, so it is done for some transactions at a time, and not at once in two cases:
-//! - few small ones that are all there is in hand are kept quiet about until it is known whether more has come; if not, the leader applies them itself;
-//! - where transactions are joined, the more there are at once the better: they wait for a moment while the provider's messages are full, since more
-//!   is about to come then.
+//! Each time costs whoever looks for something to do, so it is done for some transactions at a
+//! time, and not at once in two cases:
+//! - few small ones that are all there is in hand are kept quiet about until it is known whether
+//!   more has come; if not, the leader applies them itself;
+//! - where transactions are joined, the more there are at once the better: they wait for a moment
+//!   while the provider's messages are full, since more is about to come then.
 //!
 //! Not for: what is published how (the ring), and whose latch is set.
 
@@ -11,7 +13,8 @@ use std::time::Duration;
 
 /// Changes after which transactions are published at the latest, where each is applied as one.
 const AT_ONCE: u32 = 16;
-/// A message of so many bytes is followed by another: a provider that has nothing more to read sends what it has before it is that much.
+/// A message of so many bytes is followed by another: a provider that has nothing more to read
+/// sends what it has before it is that much.
 const FULL_MESSAGE: usize = 32 << 10;
 
 /// The transactions that are complete and not published.
@@ -73,7 +76,8 @@ impl Unpublished {
         std::mem::take(&mut self.quiet)
     }
 
-    /// One more, and no word about those before it is kept any longer. Whether all are to be published now.
+    /// One more, and no word about those before it is kept any longer. Whether all are to be
+    /// published now.
     pub fn add(&mut self, changes: u32) -> bool {
         let quiet = u32::try_from(self.take_quiet()).unwrap_or(u32::MAX);
         self.changes = self

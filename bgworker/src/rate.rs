@@ -1,13 +1,17 @@
-//! How fast a subscriber reads: a token bucket that several processes take from, as one number in memory that they share.
+//! How fast a subscriber reads: a token bucket that several processes take from, as one number in
+//! memory that they share.
 //!
-//! The number is a time: up to when what was taken is paid for. Tokens are the time between it and now, at most [`BURST`] of it,
-//! and a debt where it lies ahead of now. Whoever takes may do so whenever there is no debt, and as much as it needs, for a record
-//! can't be read in part: a large one is paid for afterwards.
+//! The number is a time: up to when what was taken is paid for. Tokens are the time between it and
+//! now, at most [`BURST`] of it, and a debt where it lies ahead of now. Whoever takes may do so
+//! whenever there is no debt, and as much as it needs, for a record can't be read in part: a large
+//! one is paid for afterwards.
 //!
-//! So over any stretch of time `t`, at most `rate * (t + BURST)` is taken before the last of those who take, whose part comes on top
-//! (of as many processes as take at the very same moment). Nothing is lost to rounding: what a price leaves over is added to the next.
+//! So over any stretch of time `t`, at most `rate * (t + BURST)` is taken before the last of those
+//! who take, whose part comes on top (of as many processes as take at the very same moment).
+//! Nothing is lost to rounding: what a price leaves over is added to the next.
 //!
-//! Run by leaders and copy workers, set by the manager. All times are nanoseconds of one clock that never steps back.
+//! Run by leaders and copy workers, set by the manager. All times are nanoseconds of one clock that
+//! never steps back.
 
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -141,7 +145,8 @@ mod tests {
         assert_eq!(paid, 1_000_000);
     }
 
-    /// Takers that are always ready, each at its own pace, for a while. What was taken: when and how much.
+    /// Takers that are always ready, each at its own pace, for a while. What was taken: when and
+    /// how much.
     fn takers(per_second: u64, sizes: &[u64], gaps: &[u64], processes: usize) -> Vec<(u64, u64)> {
         let bucket = Bucket::default();
         let mut prices: Vec<Price> = (0..processes).map(|_| rate(per_second)).collect();
@@ -176,7 +181,8 @@ mod tests {
                 let mut sum = 0_u128;
                 let Some((from, _)) = taken.get(first) else { continue };
                 for (at, size) in taken.iter().skip(first) {
-                    // What is taken at this moment comes on top; so does what each process still has left over.
+                    // What is taken at this moment comes on top; so does what each process still
+                    // has left over.
                     let before: u128 = taken.iter().skip(first).filter(|(t, _)| t < at).map(|(_, s)| u128::from(*s)).sum();
                     let allowed = worth(u128::from(at - from) + u128::from(BURST) + processes as u128, per_second);
                     prop_assert!(before * SECOND <= allowed, "{} units in {} ns at {}/s", before, at - from, per_second);
@@ -194,7 +200,8 @@ mod tests {
             let taken = takers(per_second, &sizes, &[0], 1);
             let (Some((start, _)), Some((end, last))) = (taken.first(), taken.last()) else { return Ok(()) };
             let before: u128 = taken.iter().map(|(_, size)| u128::from(*size)).sum::<u128>() - u128::from(*last);
-            // All that time was worth was taken, but for less than a nanosecond, and the burst on top where it was needed.
+            // All that time was worth was taken, but for less than a nanosecond, and the burst on
+            // top where it was needed.
             prop_assert!(before * SECOND + u128::from(per_second) >= worth(u128::from(end - start), per_second));
             prop_assert!(before * SECOND <= worth(u128::from(end - start) + u128::from(BURST) + 1, per_second));
         }

@@ -1,4 +1,5 @@
-//! What is remembered of who reads a replication slot: in one word for each slot, in shared memory. Written by the walsender, asked by appliers.
+//! What is remembered of who reads a replication slot: in one word for each slot, in shared memory.
+//! Written by the walsender, asked by appliers.
 //!
 //! Not for: which slots there are.
 
@@ -13,7 +14,8 @@ pub enum Reader {
     Rest,
 }
 
-/// What is kept of one: the reader in the lowest bits, and of whose slot it is in the others, as places are used again.
+/// What is kept of one: the reader in the lowest bits, and of whose slot it is in the others, as
+/// places are used again.
 #[must_use]
 pub fn word(name: &[u8], reader: Reader) -> u32 {
     // FNV-1a.

@@ -1,8 +1,9 @@
-//! What the user wants done about a conflict, by table and kind, and what that makes of the decision that last-update-wins
-//! (`conflict.rs`) comes to. Run by the appliers; the names are also checked where rules are set.
+//! What the user wants done about a conflict, by table and kind, and what that makes of the
+//! decision that last-update-wins (`conflict.rs`) comes to. Run by the appliers; the names are also
+//! checked where rules are set.
 //!
-//! Only `last_update_wins` and `first_update_wins` go by the versions alone, so that all nodes come to the same row. The others
-//! say what one node does.
+//! Only `last_update_wins` and `first_update_wins` go by the versions alone, so that all nodes come
+//! to the same row. The others say what one node does.
 
 use std::str::FromStr;
 
@@ -129,7 +130,8 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// The nearest rule counts for each kind, and of the rules for one table that for the kind alone.
+    /// The nearest rule counts for each kind, and of the rules for one table that for the kind
+    /// alone.
     #[must_use]
     pub fn new(rules: &[Rule]) -> Self {
         let rank = |rule: &Rule| {
@@ -157,7 +159,8 @@ impl Rules {
         }
     }
 
-    /// The same, and rows may be there that were made of several, by functions that were asked before or by rules for columns.
+    /// The same, and rows may be there that were made of several, by functions that were asked
+    /// before or by rules for columns.
     #[must_use]
     pub fn with_merged_rows(self, may_be: bool) -> Self {
         Self {
@@ -207,8 +210,8 @@ impl Rules {
         self.find(kind).0
     }
 
-    /// The decision on a change of version `remote` that meets `local`, given that of last-update-wins. What is no conflict stays
-    /// as it is.
+    /// The decision on a change of version `remote` that meets `local`, given that of
+    /// last-update-wins. What is no conflict stays as it is.
     ///
     /// # Errors
     /// The kind, when the rule for it is `error`.
@@ -396,7 +399,8 @@ mod tests {
         }
     }
 
-    /// Two rows that meet on two nodes, each being local on one: both nodes keep the same one, the older.
+    /// Two rows that meet on two nodes, each being local on one: both nodes keep the same one, the
+    /// older.
     #[test]
     fn first_update_wins_keeps_one_row_on_both_nodes() {
         let rules = all(Resolution::FirstUpdateWins);

@@ -1,10 +1,13 @@
-//! A transaction that is applied while it still runs at the provider (`streaming => 'parallel'`): what leader, its process and the applier whose
-//! turn it is say to each other. One at a time in each group.
+//! A transaction that is applied while it still runs at the provider (`streaming => 'parallel'`):
+//! what leader, its process and the applier whose turn it is say to each other. One at a time in
+//! each group.
 //!
-//! The leader keeps all that the transaction sends in a file (`leader::spool`), as it does without this. A process of its own reads the
-//! file as it grows, and applies what is in it in an open transaction; the version of what it writes is that of the commit, which is
-//! known when it commits here. Nothing relies on it: whoever meets anything that the commit's version would have to decide, who is
-//! in anybody's way, and who fails, rolls back, and the transaction is applied from the file when it has committed, or is asked for again.
+//! The leader keeps all that the transaction sends in a file (`leader::spool`), as it does without
+//! this. A process of its own reads the file as it grows, and applies what is in it in an open
+//! transaction; the version of what it writes is that of the commit, which is known when it commits
+//! here. Nothing relies on it: whoever meets anything that the commit's version would have to
+//! decide, who is in anybody's way, and who fails, rolls back, and the transaction is applied from
+//! the file when it has committed, or is asked for again.
 //!
 //! | state | means | who moves it on |
 //! |---|---|---|
@@ -15,8 +18,10 @@
 //! | committed | it is committed here | leader, when the process has ended: free |
 //! | given up | nothing is left of it but what was rolled back | leader, when the process has ended: free |
 //!
-//! A transaction whose ring entry says "elsewhere" and that is given up after that is asked for again: the leader starts anew, and applies it in the
-//! ordinary way (`SubscriptionEntry::not_running`). Whether it was committed after all says the origin's position, as for all others (I1).
+//! A transaction whose ring entry says "elsewhere" and that is given up after that is asked for
+//! again: the leader starts anew, and applies it in the ordinary way
+//! (`SubscriptionEntry::not_running`). Whether it was committed after all says the origin's
+//! position, as for all others (I1).
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
@@ -24,7 +29,8 @@ use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
 /// The leader starts anew for a transaction that was given up late. Nothing has failed.
 pub const COMES_AGAIN: &str = "a transaction that was applied while it ran is asked for again";
 
-/// How long nothing may come of a transaction that is applied while it runs: its locks are held here, and rows that are dead stay.
+/// How long nothing may come of a transaction that is applied while it runs: its locks are held
+/// here, and rows that are dead stay.
 pub const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
 
 const PATH: usize = 512;
@@ -147,7 +153,8 @@ impl Running {
             .is_ok()
     }
 
-    /// Leader: a process for this transaction is about to be started. False where the path does not fit.
+    /// Leader: a process for this transaction is about to be started. False where the path does not
+    /// fit.
     pub fn prepare(&self, xid: u32, path: &str) -> bool {
         if path.len() > PATH || self.state() != State::Free {
             return false;
@@ -204,7 +211,8 @@ impl Running {
         (before.is_multiple_of(2) && self.supplied.load(Acquire) == before).then_some(supply)
     }
 
-    /// Leader: the transaction has committed at the provider, and all of it was supplied. False when the process has given up.
+    /// Leader: the transaction has committed at the provider, and all of it was supplied. False
+    /// when the process has given up.
     pub fn is_whole(&self, ending: Ending) -> bool {
         self.commit_lsn.store(ending.commit_lsn, Relaxed);
         self.end_lsn.store(ending.end_lsn, Relaxed);
@@ -240,7 +248,8 @@ impl Running {
         self.local_end.load(Relaxed)
     }
 
-    /// It does not come to be committed by the process. False when it was committed, or there is none.
+    /// It does not come to be committed by the process. False when it was committed, or there is
+    /// none.
     pub fn give_up(&self) -> bool {
         [State::Started, State::Whole, State::Turn]
             .into_iter()

@@ -1,16 +1,20 @@
-//! How many appliers a subscription has: the 90-50 rule (Alibaba DTS, PVLDB 17(12), 2024, section 4.2). Run by the leader, once in a
-//! second or so.
+//! How many appliers a subscription has: the 90-50 rule (Alibaba DTS, PVLDB 17(12), 2024, section
+//! 4.2). Run by the leader, once in a second or so.
 //!
-//! Between a minimum and a maximum, appliers double when their load reaches 90 % and halve when it has fallen to 50 %. The load is
-//! the larger of two shares: of their time that they have a transaction in hand, and of the rows per second that they can carry.
+//! Between a minimum and a maximum, appliers double when their load reaches 90 % and halve when it
+//! has fallen to 50 %. The load is the larger of two shares: of their time that they have a
+//! transaction in hand, and of the rows per second that they can carry.
 //!
 //! Half as many at 50 % would be full, and double again at once. So that they do not swing:
-//! - the load is a moving average, and has to stay on its side of a mark for a while: briefly to grow, longer to shrink;
-//! - they do not halve when half as many would be within a margin of 90 %, so between 42.5 and 50 % nothing happens;
-//! - after each change there is a pause in which its effect shows, and after a halving that had to be taken back sooner than
-//!   another could have followed, the next one waits twice as long, up to a limit;
-//! - they do not double when they mostly wait for each other, nor when the last doubling has brought nothing: then something else is
-//!   the bottleneck.
+//! - the load is a moving average, and has to stay on its side of a mark for a while: briefly to
+//!   grow, longer to shrink;
+//! - they do not halve when half as many would be within a margin of 90 %, so between 42.5 and 50 %
+//!   nothing happens;
+//! - after each change there is a pause in which its effect shows, and after a halving that had to
+//!   be taken back sooner than another could have followed, the next one waits twice as long, up to
+//!   a limit;
+//! - they do not double when they mostly wait for each other, nor when the last doubling has
+//!   brought nothing: then something else is the bottleneck.
 //!
 //! Every look has a decision, also one to stay, with its reason in numbers.
 //!
@@ -49,7 +53,8 @@ pub struct Rule {
     pub shrink_after_at_most: Duration,
     /// Nothing happens for so long after a change.
     pub pause: Duration,
-    /// Of their time with a transaction in hand, the part from which on waiting for each other is the bottleneck.
+    /// Of their time with a transaction in hand, the part from which on waiting for each other is
+    /// the bottleneck.
     pub blocked_at: f64,
     /// A doubling has brought something when rows per second grew by this factor.
     pub gain: f64,
@@ -77,9 +82,11 @@ impl Default for Rule {
 pub struct Sample {
     /// When, on any clock that only goes forwards.
     pub at: Duration,
-    /// Share of the appliers' time in which they had a transaction in hand, 0 to 1. Of all appliers, whether or not they are let take any (`breadth`).
+    /// Share of the appliers' time in which they had a transaction in hand, 0 to 1. Of all
+    /// appliers, whether or not they are let take any (`breadth`).
     pub busy: f64,
-    /// Share of their time in which they had one and waited: for another transaction, or for their turn to commit.
+    /// Share of their time in which they had one and waited: for another transaction, or for their
+    /// turn to commit.
     pub waiting: f64,
     /// Rows applied per second, by all of them.
     pub rows_per_second: f64,
@@ -116,7 +123,8 @@ pub enum Reason {
     Between(Load),
     /// Stays: the load is at the upper mark, but not yet for long enough.
     NotYetFull(Load),
-    /// Stays: the load is at the lower mark, but not yet for long enough; so long is it to stay there.
+    /// Stays: the load is at the lower mark, but not yet for long enough; so long is it to stay
+    /// there.
     NotYetIdle(Load, Duration),
     /// Stays: the last change was a moment ago.
     JustChanged(Load),
@@ -197,7 +205,8 @@ pub struct Decision {
     pub from: usize,
     /// Appliers from now on.
     pub to: usize,
-    /// Share of the time of those until now in which they had a transaction in hand: the average that was decided by.
+    /// Share of the time of those until now in which they had a transaction in hand: the average
+    /// that was decided by.
     pub busy: f64,
     /// Rows per second, averaged likewise.
     pub rows_per_second: f64,

@@ -1,23 +1,28 @@
 //! How far another node's clock is from this one's, from questions and answers between them.
 //!
-//! Run by leaders. An answer was given after its question was asked and before it was read, so it says of the other clock that it showed
-//! such a time somewhere in between: an [`Exchange`] gives an interval, half as wide as the round trip to either side. It is right
-//! whatever the network did. What several of them say is what they have in common, so the quickest ones count most. An older one
-//! counts for less, by as much as clocks may drift apart ([`DRIFT`]).
+//! Run by leaders. An answer was given after its question was asked and before it was read, so it
+//! says of the other clock that it showed such a time somewhere in between: an [`Exchange`] gives
+//! an interval, half as wide as the round trip to either side. It is right whatever the network
+//! did. What several of them say is what they have in common, so the quickest ones count most. An
+//! older one counts for less, by as much as clocks may drift apart ([`DRIFT`]).
 //!
-//! An exchange that has nothing in common with those before it means that a clock was set meanwhile: they are forgotten. One that was set
-//! by less than the error shows when they are too old.
+//! An exchange that has nothing in common with those before it means that a clock was set
+//! meanwhile: they are forgotten. One that was set by less than the error shows when they are too
+//! old.
 //!
-//! Times of this node are of a clock that never steps back and is never set (monotonic), so that its own being set is no part of what is
-//! measured; whoever shows an offset takes the difference to the clock on the wall. All times are microseconds.
+//! Times of this node are of a clock that never steps back and is never set (monotonic), so that
+//! its own being set is no part of what is measured; whoever shows an offset takes the difference
+//! to the clock on the wall. All times are microseconds.
 //!
-//! Not for what an answer means that can't be told from a message without a question: see [`Burst`].
+//! Not for what an answer means that can't be told from a message without a question: see
+//! [`Burst`].
 
 use std::collections::VecDeque;
 
 /// Exchanges that are remembered.
 const REMEMBERED: usize = 32;
-/// Microseconds in a second by which two clocks may drift apart that nobody sets: twice what a bad quartz does.
+/// Microseconds in a second by which two clocks may drift apart that nobody sets: twice what a bad
+/// quartz does.
 pub const DRIFT: i64 = 100;
 /// So many in a row have to say that clocks are apart before it is said.
 const CONFIRMED: u32 = 2;
@@ -145,17 +150,21 @@ impl Skew {
 
 /// Statuses that ask for a reply, many at once, and the keepalives that answer them.
 ///
-/// A walsender answers each status that asks for a reply with a keepalive, but it also sends some of its own accord, and nothing in them tells
-/// which is which. One that was on its way when the question was asked would pass for a quick answer, and give an offset
-/// that is wrong by the time it was on its way. So [`Burst::LENGTH`] statuses go out in one write. The walsender reads them together and answers each
-/// before it does anything else (`ProcessRepliesIfAny` of src/backend/replication/walsender.c, 15 to 18): a row of so many keepalives with the same
-/// position and nearly the same time. Of its own accord it sends one each time it goes to sleep, and these are further apart.
+/// A walsender answers each status that asks for a reply with a keepalive, but it also sends some
+/// of its own accord, and nothing in them tells which is which. One that was on its way when the
+/// question was asked would pass for a quick answer, and give an offset that is wrong by the time
+/// it was on its way. So [`Burst::LENGTH`] statuses go out in one write. The walsender reads them
+/// together and answers each before it does anything else (`ProcessRepliesIfAny` of
+/// src/backend/replication/walsender.c, 15 to 18): a row of so many keepalives with the same
+/// position and nearly the same time. Of its own accord it sends one each time it goes to sleep,
+/// and these are further apart.
 #[derive(Debug)]
 pub struct Burst {
     asked: i64,
     /// Keepalives since then.
     heard: u32,
-    /// The row that the last message belongs to: its position, the provider's clock when it began, and how long it is.
+    /// The row that the last message belongs to: its position, the provider's clock when it began,
+    /// and how long it is.
     position: u64,
     began: i64,
     length: u32,
@@ -166,7 +175,8 @@ impl Burst {
     pub const LENGTH: u32 = 8;
     /// Microseconds by the provider's clock within which all are answered.
     const SPREAD: i64 = 2_000;
-    /// After so many keepalives, and so long without a message, there is no answer to be expected any more.
+    /// After so many keepalives, and so long without a message, there is no answer to be expected
+    /// any more.
     const QUIET: i64 = 5_000_000;
     /// After this time a burst is not waited for, whatever came.
     const LONGEST: i64 = 600_000_000;
@@ -183,7 +193,8 @@ impl Burst {
         }
     }
 
-    /// A keepalive that asks for nothing, of a position and a time at the provider. The exchange that is complete with it.
+    /// A keepalive that asks for nothing, of a position and a time at the provider. The exchange
+    /// that is complete with it.
     pub fn keepalive(&mut self, position: u64, there: i64, now: i64) -> Option<Exchange> {
         self.heard = self.heard.saturating_add(1);
         let goes_on = self.length > 0
@@ -206,8 +217,9 @@ impl Burst {
         self.length = 0;
     }
 
-    /// Whether it can be given up, when for so long no message has come although there was nothing to read. Until then no other is to be sent, as its
-    /// answers could be taken for that one's: they come behind whatever the other node has sent before, which may lie unread for long.
+    /// Whether it can be given up, when for so long no message has come although there was nothing
+    /// to read. Until then no other is to be sent, as its answers could be taken for that one's:
+    /// they come behind whatever the other node has sent before, which may lie unread for long.
     #[must_use]
     pub fn is_lost(&self, now: i64, quiet: i64) -> bool {
         now.saturating_sub(self.asked) > Self::LONGEST
@@ -224,7 +236,8 @@ pub enum Say {
     Together,
 }
 
-/// When to warn: not of what the error could explain, not of a single exchange, and not all the time.
+/// When to warn: not of what the error could explain, not of a single exchange, and not all the
+/// time.
 #[derive(Debug, Default)]
 pub struct Alarm {
     in_a_row: u32,
@@ -248,7 +261,8 @@ impl Alarm {
         self.warned_at
     }
 
-    /// An exchange says that the clocks are so far apart, to within an error. Above `threshold` is to be warned of; `None`: never.
+    /// An exchange says that the clocks are so far apart, to within an error. Above `threshold` is
+    /// to be warned of; `None`: never.
     pub fn judge(
         &mut self,
         offset: i64,

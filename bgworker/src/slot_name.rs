@@ -1,8 +1,9 @@
 //! Names of replication slots: a subscription's slot at the provider, unless its creator names it,
 //! the collector's own, and a group's.
 //!
-//! `braid_NODE_SUBSCRIPTION` is for people; it must also differ wherever node or subscription differ, for all nodes that read from a
-//! provider share one list of slots, and a node may drop a left-over slot of its own name.
+//! `braid_NODE_SUBSCRIPTION` is for people; it must also differ wherever node or subscription
+//! differ, for all nodes that read from a provider share one list of slots, and a node may drop a
+//! left-over slot of its own name.
 
 /// Bytes that a slot's name can have (NAMEDATALEN - 1).
 const LIMIT: usize = 63;
@@ -21,10 +22,12 @@ fn folded(name: &str) -> String {
         .collect()
 }
 
-/// The name for the `attempt`th time (from 1) that one is needed: a later one has a number at its end.
+/// The name for the `attempt`th time (from 1) that one is needed: a later one has a number at its
+/// end.
 ///
-/// Slots allow `a`-`z`, `0`-`9` and `_`; others are folded. Where that, the length, or a `_` in the node's name would let two pairs of
-/// node and subscription meet in one name, 40 bits of a hash of both follow.
+/// Slots allow `a`-`z`, `0`-`9` and `_`; others are folded. Where that, the length, or a `_` in the
+/// node's name would let two pairs of node and subscription meet in one name, 40 bits of a hash of
+/// both follow.
 #[must_use]
 pub fn for_subscription(node: &str, subscription: &str, attempt: usize) -> String {
     let mut name = folded(&format!("braid_{node}_{subscription}"));
@@ -53,7 +56,8 @@ pub fn between(subscriber: &str, provider: &str) -> (String, String) {
     (name, slot)
 }
 
-/// How the names of slots begin that a node's subscriptions read, unless their creator has named others. Another node's may begin so, too.
+/// How the names of slots begin that a node's subscriptions read, unless their creator has named
+/// others. Another node's may begin so, too.
 #[must_use]
 pub fn prefix_of(node: &str) -> String {
     let mut prefix = folded(&format!("braid_{node}_"));

@@ -1,11 +1,15 @@
-//! One transaction of the source in several commits here (`split_transactions_above`). Run by the applier that has it in hand.
+//! One transaction of the source in several commits here (`split_transactions_above`). Run by the
+//! applier that has it in hand.
 //!
-//! Each piece but the last is committed at the position where the source's commit record starts, so whoever goes on from there is sent all
-//! of the transaction again. What of it is in committed pieces is written down in the same commits as a number of changes, and passed
-//! over by that number (I1). All changes count that are sent, also those that are then left out here: which are may have changed meanwhile.
+//! Each piece but the last is committed at the position where the source's commit record starts, so
+//! whoever goes on from there is sent all of the transaction again. What of it is in committed
+//! pieces is written down in the same commits as a number of changes, and passed over by that
+//! number (I1). All changes count that are sent, also those that are then left out here: which are
+//! may have changed meanwhile.
 //!
-//! The number alone would pass over something else if the transaction came with other changes than before: with other publications, or other
-//! filters. So a digest of what they hold goes with it, and must be the same again.
+//! The number alone would pass over something else if the transaction came with other changes than
+//! before: with other publications, or other filters. So a digest of what they hold goes with it,
+//! and must be the same again.
 
 /// How much of a transaction there is in pieces.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -17,7 +21,8 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// With one more change, whose content has this hash. It must stay as it is: what was written down may be read by a later version.
+    /// With one more change, whose content has this hash. It must stay as it is: what was written
+    /// down may be read by a later version.
     fn add(&mut self, content: u64) {
         self.changes += 1;
         self.digest = (self.digest ^ content)
@@ -47,7 +52,8 @@ pub struct Split {
 }
 
 impl Split {
-    /// Of `committed` nothing is applied again; after that come pieces of at most `most` changes; 0: the rest in one.
+    /// Of `committed` nothing is applied again; after that come pieces of at most `most` changes;
+    /// 0: the rest in one.
     #[must_use]
     pub fn new(most: u64, committed: Progress) -> Self {
         Self {
@@ -57,13 +63,15 @@ impl Split {
         }
     }
 
-    /// Whether what was applied since the last piece is to be committed before another change is taken.
+    /// Whether what was applied since the last piece is to be committed before another change is
+    /// taken.
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.seen.changes.saturating_sub(self.committed.changes) >= self.most
     }
 
-    /// The next change, whose content has this hash. True when it is to be applied, false when it is here already.
+    /// The next change, whose content has this hash. True when it is to be applied, false when it
+    /// is here already.
     ///
     /// # Errors
     /// [`Differs`].

@@ -10,7 +10,8 @@ pub fn quote_literal(value: &str) -> String {
     )
 }
 
-/// Quote a value in a replication command, where a backslash is one: the grammar of these knows no `E''`.
+/// Quote a value in a replication command, where a backslash is one: the grammar of these knows no
+/// `E''`.
 #[must_use]
 pub fn quote_option(value: &str) -> String {
     format!("'{}'", value.replace('\'', "''"))

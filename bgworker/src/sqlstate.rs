@@ -168,8 +168,9 @@ impl SqlState {
     }
 
     /// Returns the SQLSTATE of an error of the operating system about a file or a process, as
-    /// `errcode_for_file_access` of src/backend/utils/error/elog.c (15 to 18) does. Two differences:
-    /// an exceeded quota is a full disk, and the errors without a class of their own are 58030.
+    /// `errcode_for_file_access` of src/backend/utils/error/elog.c (15 to 18) does. Two
+    /// differences: an exceeded quota is a full disk, and the errors without a class of their own
+    /// are 58030.
     #[must_use]
     pub fn of_io(error: &io::Error) -> Self {
         match error.raw_os_error() {
@@ -215,8 +216,8 @@ impl SqlState {
         lack.map_or(self, |error| Self::of_io(&error))
     }
 
-    /// Whether the code begins so: two characters are its class ("08"), three a group of PostgreSQL's
-    /// own in it ("57P").
+    /// Whether the code begins so: two characters are its class ("08"), three a group of
+    /// PostgreSQL's own in it ("57P").
     #[must_use]
     pub fn is_of(self, class: &str) -> bool {
         self.code().starts_with(class.as_bytes())

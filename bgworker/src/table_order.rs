@@ -1,18 +1,21 @@
-//! How changes of one of this node's tables are ordered: by the keys that the provider hashes, or more strictly because this
-//! node's table has something that those do not cover. Decided by the leader when it learns of a relation, and again after either
-//! side changed it.
+//! How changes of one of this node's tables are ordered: by the keys that the provider hashes, or
+//! more strictly because this node's table has something that those do not cover. Decided by the
+//! leader when it learns of a relation, and again after either side changed it.
 //!
-//! Two transactions without a common hash may be applied in either order and at the same time. That is wrong, or makes them
-//! collide, where this node's table
-//! - has a unique index (plain, partial, on expressions) or an exclusion constraint under which rows collide that share no hashed
-//!   key. Its transactions are then ordered among themselves: a barrier on the table, whose cost is constant. Foreign keys do not
-//!   matter, since they are not checked here;
-//! - fires a trigger here (ENABLE REPLICA or ALWAYS; a foreign key's own triggers too, if they were made so). It may read and write
-//!   any row of any table, so its transactions are ordered with all others. Only a trigger whose function is declared IMMUTABLE
-//!   looks at nothing but its row, by PostgreSQL's own definition.
+//! Two transactions without a common hash may be applied in either order and at the same time. That
+//! is wrong, or makes them collide, where this node's table
+//! - has a unique index (plain, partial, on expressions) or an exclusion constraint under which
+//!   rows collide that share no hashed key. Its transactions are then ordered among themselves: a
+//!   barrier on the table, whose cost is constant. Foreign keys do not matter, since they are not
+//!   checked here;
+//! - fires a trigger here (ENABLE REPLICA or ALWAYS; a foreign key's own triggers too, if they were
+//!   made so). It may read and write any row of any table, so its transactions are ordered with all
+//!   others. Only a trigger whose function is declared IMMUTABLE looks at nothing but its row, by
+//!   PostgreSQL's own definition.
 //!
-//! A unique index of this node is covered if it can only be violated by rows whose hashes meet: some hashed key's columns are all
-//! among its own, and values that are equal here were equal there.
+//! A unique index of this node is covered if it can only be violated by rows whose hashes meet:
+//! some hashed key's columns are all among its own, and values that are equal here were equal
+//! there.
 //!
 //! Not for: what the provider knows. Changes whose keys it can't hash come with a barrier anyway.
 
@@ -34,7 +37,8 @@ pub struct KeyColumn {
     pub name: String,
     /// Its type.
     pub column_type: ColumnType,
-    /// The collation that makes values equal whose bytes are not; empty for the type's usual equality.
+    /// The collation that makes values equal whose bytes are not; empty for the type's usual
+    /// equality.
     pub comparison: String,
 }
 
@@ -52,7 +56,8 @@ pub struct HashedKey {
 pub struct LocalKey {
     /// The index's name, for people.
     pub name: String,
-    /// Those of its columns that are compared by their type's usual equality; expressions and other operators are left out.
+    /// Those of its columns that are compared by their type's usual equality; expressions and other
+    /// operators are left out.
     pub columns: Vec<KeyColumn>,
     /// Two nulls are equal in it.
     pub nulls_equal: bool,
@@ -137,9 +142,9 @@ impl TableOrder {
 }
 
 impl LocalTable {
-    /// Returns the key by which rows of the table, or of a partition, are found, if the key has only
-    /// some of the columns of the provider's replica identity, and no other key of the same table or
-    /// partition has all of them. Of several the first counts.
+    /// Returns the key by which rows of the table, or of a partition, are found, if the key has
+    /// only some of the columns of the provider's replica identity, and no other key of the same
+    /// table or partition has all of them. Of several the first counts.
     #[must_use]
     pub fn narrow_key(&self, identity: &[&str]) -> Option<&LocalKey> {
         let named = |key: &LocalKey, name: &str| key.columns.iter().any(|one| one.name == name);

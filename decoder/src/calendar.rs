@@ -1,4 +1,5 @@
-//! PostgreSQL's dates and timestamps, which count from 2000-01-01, as GIR values, which count from 1970-01-01.
+//! PostgreSQL's dates and timestamps, which count from 2000-01-01, as GIR values, which count from
+//! 1970-01-01.
 
 use braid_gir::{DateTime, DateTimeKind, Value};
 
@@ -24,8 +25,9 @@ fn infinite(kind: DateTimeKind, offset: Option<i32>) -> DateTime {
     }
 }
 
-/// A `timestamptz`: an instant when finite. What an instant can't be, the infinities and the last thirty years of PostgreSQL's range
-/// (microseconds since 1970 end in the year 294247), is a calendar value at offset 0.
+/// A `timestamptz`: an instant when finite. What an instant can't be, the infinities and the last
+/// thirty years of PostgreSQL's range (microseconds since 1970 end in the year 294247), is a
+/// calendar value at offset 0.
 #[must_use]
 pub fn timestamptz_to_value(timestamp: i64) -> Value<'static> {
     if timestamp != i64::MAX

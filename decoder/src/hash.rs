@@ -1,7 +1,8 @@
 //! The 64-bit hash of a key: a folded 128-bit product per eight bytes, in the manner of wyhash.
 //!
-//! Fast on the few bytes that a key has, and good in all 64 bits. It is not a defence against somebody who looks for
-//! collisions: equal hashes of different keys only make two transactions wait for each other.
+//! Fast on the few bytes that a key has, and good in all 64 bits. It is not a defence against
+//! somebody who looks for collisions: equal hashes of different keys only make two transactions
+//! wait for each other.
 
 /// Odd constants with as many ones as zeros, from wyhash.
 const SECRET: [u64; 3] = [
@@ -53,7 +54,8 @@ impl KeyHasher {
         if !rest.is_empty() {
             self.word(u64::from_le_bytes(last));
         }
-        // The length keeps "a" + "bc" and "ab" + "c" apart, and the padding of the last word from zero bytes.
+        // The length keeps "a" + "bc" and "ab" + "c" apart, and the padding of the last word from
+        // zero bytes.
         self.word(bytes.len() as u64);
     }
 
@@ -102,7 +104,8 @@ mod tests {
                 low.insert(hash & 0xffff);
             }
         }
-        // 160,000 balls into 65,536 bins leave about 8.7 % of them empty when the low bits are random.
+        // 160,000 balls into 65,536 bins leave about 8.7 % of them empty when the low bits are
+        // random.
         assert!(
             low.len() > 58_000 && low.len() < 61_500,
             "{} bins used",

@@ -1,10 +1,11 @@
 //! What the output plugin emits: which change passes, how a row is identified, which keys order it.
 //!
-//! Pure Rust, run by the walsender on the provider (or by the backend that calls `pg_logical_slot_get_binary_changes`)
-//! through ports that `crates/plugin` implements: [`Catalog`] for publications, [`KeyValues`] for the values of keys,
-//! [`FrameSink`] for finished frames.
+//! Pure Rust, run by the walsender on the provider (or by the backend that calls
+//! `pg_logical_slot_get_binary_changes`) through ports that `crates/plugin` implements: [`Catalog`]
+//! for publications, [`KeyValues`] for the values of keys, [`FrameSink`] for finished frames.
 //!
-//! Not for: reading tuples or catalogs (`crates/plugin`), the bytes of a record (`crates/gir`), applying (`bgworker`).
+//! Not for: reading tuples or catalogs (`crates/plugin`), the bytes of a record (`crates/gir`),
+//! applying (`bgworker`).
 #![forbid(unsafe_code)]
 
 mod calendar;

@@ -1,9 +1,10 @@
 //! PostgreSQL's `numeric` as it is stored, turned into its `numeric_send` form without a call.
 //!
-//! Stored form (src/backend/utils/adt/numeric.c, the same in 15 to 18), after the varlena header, in the machine's byte order
-//! (little-endian): u16 header; a long one (top bits 00 or 01: sign) has 14 bits of display scale and is followed by an i16
-//! weight; a short one (10) holds sign, display scale and weight itself; a special one (11) is NaN or an infinity. Base-10000
-//! digits follow as i16.
+//! Stored form (src/backend/utils/adt/numeric.c, the same in 15 to 18), after the varlena header,
+//! in the machine's byte order (little-endian): u16 header; a long one (top bits 00 or 01: sign)
+//! has 14 bits of display scale and is followed by an i16 weight; a short one (10) holds sign,
+//! display scale and weight itself; a special one (11) is NaN or an infinity. Base-10000 digits
+//! follow as i16.
 
 use crate::hash::KeyHasher;
 
@@ -23,7 +24,8 @@ pub struct Numeric<'a> {
 }
 
 impl<'a> Numeric<'a> {
-    /// Take the stored bytes apart, without their varlena header. `None` when they are not a `numeric`.
+    /// Take the stored bytes apart, without their varlena header. `None` when they are not a
+    /// `numeric`.
     #[must_use]
     pub fn from_stored(bytes: &'a [u8]) -> Option<Self> {
         let (fields, odd) = bytes.as_chunks::<2>();

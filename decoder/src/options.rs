@@ -20,9 +20,11 @@ pub struct Options {
     pub only: Option<Only>,
     /// Logical messages are sent (`messages`).
     pub messages: bool,
-    /// Several small transactions may come in one message, and positions as messages of their own (`join_transactions`).
+    /// Several small transactions may come in one message, and positions as messages of their own
+    /// (`join_transactions`).
     pub join_transactions: bool,
-    /// Updates and deletes of rows that another node wrote come with the version of that row (`replaced_versions`).
+    /// Updates and deletes of rows that another node wrote come with the version of that row
+    /// (`replaced_versions`).
     pub replaced_versions: bool,
     /// Large transactions may come in segments while they run (`streaming`).
     pub streaming: bool,
@@ -35,10 +37,12 @@ pub struct Options {
 }
 
 impl Options {
-    /// Read the options. `split` takes a list of SQL identifiers apart, and is `None` for what is not one.
+    /// Read the options. `split` takes a list of SQL identifiers apart, and is `None` for what is
+    /// not one.
     ///
     /// # Errors
-    /// [`Error::UnknownOption`], [`Error::MissingOption`], [`Error::InvalidOption`], [`Error::UnsupportedVersion`].
+    /// [`Error::UnknownOption`], [`Error::MissingOption`], [`Error::InvalidOption`],
+    /// [`Error::UnsupportedVersion`].
     pub fn parse(
         given: Vec<OptionText>,
         split: impl Fn(&str) -> Option<Vec<String>>,

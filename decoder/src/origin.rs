@@ -1,7 +1,7 @@
 //! Whose transactions are sent.
 //!
-//! Braid's own replication origins are named `braid/<node>/<number>`, where the node is the one on which the change was
-//! first committed. A node name has no slash.
+//! Braid's own replication origins are named `braid/<node>/<number>`, where the node is the one on
+//! which the change was first committed. A node name has no slash.
 
 /// Which transactions a subscriber asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

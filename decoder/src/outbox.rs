@@ -1,16 +1,22 @@
-//! Frames: one for each transaction, cut where a large one fills it; or one for several small transactions.
+//! Frames: one for each transaction, cut where a large one fills it; or one for several small
+//! transactions.
 //!
-//! Records gather in one buffer that lives as long as the stream. It becomes a frame at the end of the transaction, or once
-//! it has more than [`FRAME_BYTES`]. A stream that joins transactions holds complete ones back until there are
-//! [`JOINED_BYTES`] of them, or until [`Outbox::release`] is called, which has to happen whenever the sender is about to wait
-//! for more to send: a write to the socket costs more than all else that a small transaction does. The stream header is written before the very first record, a Begin before the first
-//! record of its transaction: a transaction of which nothing is sent costs no bytes.
+//! Records gather in one buffer that lives as long as the stream. It becomes a frame at the end of
+//! the transaction, or once it has more than [`FRAME_BYTES`]. A stream that joins transactions
+//! holds complete ones back until there are [`JOINED_BYTES`] of them, or until [`Outbox::release`]
+//! is called, which has to happen whenever the sender is about to wait for more to send: a write to
+//! the socket costs more than all else that a small transaction does. The stream header is written
+//! before the very first record, a Begin before the first record of its transaction: a transaction
+//! of which nothing is sent costs no bytes.
 //!
-//! A stream that was asked to sends transactions in segments while they run ([`Outbox::start_segment`]). A segment is written between
-//! others' ends and begins and is sent when it stops; of a transaction of which no segment was sent, neither its commit nor an abort is.
+//! A stream that was asked to sends transactions in segments while they run
+//! ([`Outbox::start_segment`]). A segment is written between others' ends and begins and is sent
+//! when it stops; of a transaction of which no segment was sent, neither its commit nor an abort
+//! is.
 //!
-//! Of a transaction that is prepared, begin and end are sent even if nothing is between them: what becomes of it is told later, perhaps by
-//! another stream, which can't know whether there was anything.
+//! Of a transaction that is prepared, begin and end are sent even if nothing is between them: what
+//! becomes of it is told later, perhaps by another stream, which can't know whether there was
+//! anything.
 
 use std::collections::HashSet;
 
@@ -26,11 +32,12 @@ const FRAME_BYTES: usize = 256 * 1024;
 const JOINED_BYTES: usize = 64 * 1024;
 /// Prefix of the message that says that everything up to its position was sent.
 pub const POSITION_PREFIX: &str = "braid.position";
-/// Prefix of the message that a rule for conflicts, or for a column, is, which was set for all nodes. Content: see `braid.take_conflict_resolution` and
-/// `braid.take_column_rule`.
+/// Prefix of the message that a rule for conflicts, or for a column, is, which was set for all
+/// nodes. Content: see `braid.take_conflict_resolution` and `braid.take_column_rule`.
 pub const RULE_PREFIX: &str = "braid.conflict_rule";
-/// Prefix of the message before a change that says which version of the row, by another node, the change has replaced. Content: the
-/// timestamp (i64, microseconds since 1970-01-01 UTC, little-endian), then the origin's name.
+/// Prefix of the message before a change that says which version of the row, by another node, the
+/// change has replaced. Content: the timestamp (i64, microseconds since 1970-01-01 UTC,
+/// little-endian), then the origin's name.
 pub const REPLACED_PREFIX: &str = "braid.replaced";
 /// How many bytes the buffer keeps between frames.
 const KEPT_BYTES: usize = 2 * FRAME_BYTES;
@@ -54,7 +61,8 @@ pub struct Transaction {
     pub origin: String,
     /// LSN of the commit at the origin, 0 for the sender.
     pub origin_lsn: u64,
-    /// It is prepared, or was: end of the record that says so, and its name. The LSN and timestamp above are that record's.
+    /// It is prepared, or was: end of the record that says so, and its name. The LSN and timestamp
+    /// above are that record's.
     pub prepared: Option<(u64, String)>,
 }
 
@@ -99,7 +107,8 @@ pub struct Outbox {
 struct Segment {
     /// The transaction.
     xid: u32,
-    /// Whose changes the reader takes what follows for; `None` while nothing of the segment is written.
+    /// Whose changes the reader takes what follows for; `None` while nothing of the segment is
+    /// written.
     subxid: Option<u32>,
 }
 
@@ -110,7 +119,8 @@ impl Outbox {
         Self::default()
     }
 
-    /// Hold complete transactions back to send several at a time. Whoever asks for it calls [`Outbox::release`].
+    /// Hold complete transactions back to send several at a time. Whoever asks for it calls
+    /// [`Outbox::release`].
     pub fn join_transactions(&mut self) {
         self.joins = true;
     }
@@ -127,8 +137,9 @@ impl Outbox {
         self.joins && !self.begun && !self.writer.is_empty()
     }
 
-    /// Send what is held back. With the position up to which all was decoded, say so too, unless that was said: keepalives
-    /// don't know what is held back, so the reader of such a stream goes by this.
+    /// Send what is held back. With the position up to which all was decoded, say so too, unless
+    /// that was said: keepalives don't know what is held back, so the reader of such a stream goes
+    /// by this.
     ///
     /// # Errors
     /// [`crate::Error::Gir`].
@@ -172,12 +183,14 @@ impl Outbox {
         self.begun
     }
 
-    /// The buffer, for records that stand outside of transactions or after [`Outbox::ensure_begun`].
+    /// The buffer, for records that stand outside of transactions or after
+    /// [`Outbox::ensure_begun`].
     pub fn writer(&mut self) -> &mut Writer {
         &mut self.writer
     }
 
-    /// A new transaction starts; nothing is written yet. The caller fills in what its Begin will say.
+    /// A new transaction starts; nothing is written yet. The caller fills in what its Begin will
+    /// say.
     pub fn start(&mut self) -> &mut Transaction {
         self.begun = false;
         &mut self.transaction
@@ -200,8 +213,8 @@ impl Outbox {
         self.segment.is_some()
     }
 
-    /// Write what has to stand before a change of transaction or subtransaction `xid`, unless it is there: the Begin, or in a segment
-    /// its start, and whose the change is.
+    /// Write what has to stand before a change of transaction or subtransaction `xid`, unless it is
+    /// there: the Begin, or in a segment its start, and whose the change is.
     ///
     /// # Errors
     /// [`crate::Error::Gir`].
@@ -259,8 +272,8 @@ impl Outbox {
         Ok(written)
     }
 
-    /// Of transaction `xid` the subtransaction `subxid`, or all if that is the same, was rolled back. Returns whether the reader had
-    /// anything of the transaction.
+    /// Of transaction `xid` the subtransaction `subxid`, or all if that is the same, was rolled
+    /// back. Returns whether the reader had anything of the transaction.
     ///
     /// # Errors
     /// [`crate::Error::Gir`].
@@ -276,8 +289,8 @@ impl Outbox {
         Ok(true)
     }
 
-    /// The transaction that [`Outbox::start`] was told of came in segments, and its commit ends at `end_lsn`. Returns whether the reader
-    /// had anything of it.
+    /// The transaction that [`Outbox::start`] was told of came in segments, and its commit ends at
+    /// `end_lsn`. Returns whether the reader had anything of it.
     ///
     /// # Errors
     /// [`crate::Error::Gir`].
@@ -346,7 +359,8 @@ impl Outbox {
         Ok(())
     }
 
-    /// The transaction that [`Outbox::start`] was told of, and of which segments were sent or not, is prepared.
+    /// The transaction that [`Outbox::start`] was told of, and of which segments were sent or not,
+    /// is prepared.
     ///
     /// # Errors
     /// [`crate::Error::Gir`].
@@ -364,7 +378,8 @@ impl Outbox {
         Ok(())
     }
 
-    /// What was prepared, of which [`Outbox::start`] was told, has committed, or, with end and time of its preparation, was rolled back.
+    /// What was prepared, of which [`Outbox::start`] was told, has committed, or, with end and time
+    /// of its preparation, was rolled back.
     ///
     /// # Errors
     /// [`crate::Error::Gir`].
@@ -373,7 +388,8 @@ impl Outbox {
         rolled_back: Option<(u64, i64)>,
         sink: &mut impl FrameSink,
     ) -> Result<()> {
-        // It may have come in segments once more since its preparation was confirmed: the reader forgets them.
+        // It may have come in segments once more since its preparation was confirmed: the reader
+        // forgets them.
         self.streamed.remove(&self.transaction.xid);
         let Some(prepared) = self.transaction.prepared() else {
             return Ok(());

@@ -1,8 +1,9 @@
 //! Which changes of a relation are published, as what, and how much of them.
 //!
-//! The semantics are those of PostgreSQL's own plugin (src/backend/replication/pgoutput/pgoutput.c, 15 to 18:
-//! `get_rel_sync_entry`, `pgoutput_row_filter_init`, `pgoutput_column_list_init`), so that a publication means the same to
-//! every subscriber. One thing is added: the extension's own schema is never published.
+//! The semantics are those of PostgreSQL's own plugin (src/backend/replication/pgoutput/pgoutput.c,
+//! 15 to 18: `get_rel_sync_entry`, `pgoutput_row_filter_init`, `pgoutput_column_list_init`), so
+//! that a publication means the same to every subscriber. One thing is added: the extension's own
+//! schema is never published.
 
 use crate::error::{Error, Result};
 
@@ -35,7 +36,8 @@ impl Actions {
     }
 }
 
-/// Whether a publication without a column list sends generated columns (`publish_generated_columns`, since 18).
+/// Whether a publication without a column list sends generated columns
+/// (`publish_generated_columns`, since 18).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum GeneratedColumns {
     /// They are not sent.
@@ -87,8 +89,8 @@ pub trait Catalog {
     fn column_list(&mut self, publication: u32, relation: u32) -> Option<Vec<i16>>;
     /// The row filter that `publication` has for `relation`.
     fn row_filter(&mut self, publication: u32, relation: u32) -> Option<String>;
-    /// Attribute numbers of all columns of `relation` that a publication without a list sends, and whether the relation
-    /// has stored generated columns at all.
+    /// Attribute numbers of all columns of `relation` that a publication without a list sends, and
+    /// whether the relation has stored generated columns at all.
     fn all_columns(&mut self, relation: u32, generated: GeneratedColumns) -> (Vec<i16>, bool);
 }
 
@@ -102,7 +104,8 @@ pub enum Filter {
     AnyOf(Vec<String>),
 }
 
-/// Attribute numbers of the columns that are sent, of the relation under whose name they are; sorted.
+/// Attribute numbers of the columns that are sent, of the relation under whose name they are;
+/// sorted.
 pub type Columns = Vec<i16>;
 
 /// How changes of a relation are published.
@@ -154,12 +157,14 @@ pub fn publishing(
         else {
             continue;
         };
-        // The partitions' changes are published, so those of a partitioned table need not be, unless only they are.
+        // The partitions' changes are published, so those of a partitioned table need not be,
+        // unless only they are.
         if relation.is_partitioned && !publication.via_root {
             continue;
         }
         decision.actions.add(publication.actions);
-        // The topmost ancestor of all publications wins, and with it the filters and lists of those that chose it.
+        // The topmost ancestor of all publications wins, and with it the filters and lists of those
+        // that chose it.
         if publish_level < level {
             continue;
         }
@@ -384,7 +389,8 @@ mod tests {
         }
     }
 
-    /// Table 1 is in publications 10 and 11; 30 is a partition of 20, which is one of 2; 2 is in 12, 20 in 13.
+    /// Table 1 is in publications 10 and 11; 30 is a partition of 20, which is one of 2; 2 is in
+    /// 12, 20 in 13.
     fn fake() -> Fake {
         Fake {
             tables: [(1, vec![10, 11]), (2, vec![12]), (20, vec![13])].into(),

@@ -1,13 +1,15 @@
 //! Which format a stream is asked for, and its options.
 //!
-//! The option `format` names it. Where that is missing, the others say it: what only one format has asks for that format.
+//! The option `format` names it. Where that is missing, the others say it: what only one format has
+//! asks for that format.
 
 use crate::error::{Error, Result};
 use crate::options::{OptionText, Options, parse_origin, split_names};
 use crate::origin::OriginPolicy;
 use crate::wal2json::{self, Wal2JsonOptions};
 
-/// A format and what it was asked for with. A new one is a variant here and a name in [`Request::parse`].
+/// A format and what it was asked for with. A new one is a variant here and a name in
+/// [`Request::parse`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Request {
     /// GIR records in binary frames, for subscriptions (`gir`).
@@ -30,19 +32,23 @@ pub struct Selection {
 /// What the JSON objects say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct JsonRequest {
-    /// A change has only the name and number of its schema, whose columns come once (`schema` = `once`).
+    /// A change has only the name and number of its schema, whose columns come once (`schema` =
+    /// `once`).
     pub schema_once: bool,
     /// Changes have their key hashes (`keys`).
     pub keys: bool,
-    /// Values of unchanged TOAST columns are looked up in the table (`include-unchanged-toast` = `fetch`).
+    /// Values of unchanged TOAST columns are looked up in the table (`include-unchanged-toast` =
+    /// `fetch`).
     pub fetch: bool,
 }
 
 impl Request {
-    /// Read the options. `split` takes a list of SQL identifiers apart, and is `None` for what is not one.
+    /// Read the options. `split` takes a list of SQL identifiers apart, and is `None` for what is
+    /// not one.
     ///
     /// # Errors
-    /// [`Error::UnknownOption`], [`Error::MissingOption`], [`Error::InvalidOption`], [`Error::UnsupportedVersion`].
+    /// [`Error::UnknownOption`], [`Error::MissingOption`], [`Error::InvalidOption`],
+    /// [`Error::UnsupportedVersion`].
     pub fn parse(
         mut given: Vec<OptionText>,
         split: impl Fn(&str) -> Option<Vec<String>>,
@@ -76,8 +82,8 @@ impl Request {
                     given.push(("proto_version".to_owned(), Some("1".to_owned())));
                 }
                 let options = Options::parse(given, split)?;
-                // Whoever looks a value up does not see what a transaction has changed that has not committed: it would be the value
-                // from before.
+                // Whoever looks a value up does not see what a transaction has changed that has not
+                // committed: it would be the value from before.
                 if json.fetch && (options.streaming || options.two_phase) {
                     return Err(Error::InvalidOption {
                         option: "include-unchanged-toast",
@@ -117,7 +123,8 @@ impl Request {
                     selection.publications = Some(split_names(value, &split)?);
                 }
                 "origin" => selection.origin = parse_origin(value)?,
-                // Records are not what is sent, so any version of them would do; but a client that asks for one does not know that.
+                // Records are not what is sent, so any version of them would do; but a client that
+                // asks for one does not know that.
                 _ if value == "1" => {}
                 _ => return Err(Error::UnsupportedVersion(value)),
             }

@@ -11,8 +11,9 @@ pub enum Passed {
     As(Operation),
 }
 
-/// The operation for an update, given whether the old and the new row match the filter: a row that enters becomes an
-/// insert, one that leaves a delete. Without an old row (its key did not change) only the new one is asked.
+/// The operation for an update, given whether the old and the new row match the filter: a row that
+/// enters becomes an insert, one that leaves a delete. Without an old row (its key did not change)
+/// only the new one is asked.
 #[must_use]
 pub fn transform(old: Option<bool>, new: bool) -> Passed {
     match (old, new) {

@@ -38,7 +38,8 @@ pub struct ShapeColumn {
 pub struct ShapeKey {
     /// Two nulls are equal in it.
     pub nulls_equal: bool,
-    /// Indexes among the shape's columns, and what compares them: empty for the type's usual equality.
+    /// Indexes among the shape's columns, and what compares them: empty for the type's usual
+    /// equality.
     pub columns: Vec<(u16, String)>,
 }
 
@@ -107,8 +108,9 @@ impl Shape {
     }
 }
 
-/// Which shapes were sent in a stream, and under which numbers. Partitions that are sent under their root's name share its
-/// numbers as long as they agree in everything that a schema record says.
+/// Which shapes were sent in a stream, and under which numbers. Partitions that are sent under
+/// their root's name share its numbers as long as they agree in everything that a schema record
+/// says.
 #[derive(Debug, Default)]
 pub struct SchemaBook {
     next: u32,
@@ -145,14 +147,15 @@ impl SchemaBook {
         self.sent.clear();
     }
 
-    /// Whether so many numbers were given that whoever keeps something for each should ask which are in use.
+    /// Whether so many numbers were given that whoever keeps something for each should ask which
+    /// are in use.
     #[must_use]
     pub fn has_many_new(&self) -> bool {
         self.next.wrapping_sub(self.looked) >= NEW_NUMBERS
     }
 
-    /// The numbers that records may refer to from here on: those of the book, and `kept`, which the caller uses without asking it. No
-    /// other number that was given ever comes again.
+    /// The numbers that records may refer to from here on: those of the book, and `kept`, which the
+    /// caller uses without asking it. No other number that was given ever comes again.
     pub fn in_use(&mut self, kept: impl Iterator<Item = SchemaNumber>) -> HashSet<SchemaNumber> {
         self.looked = self.next;
         let known = self.sent.values().flatten().map(|(number, _)| *number);

@@ -1,23 +1,26 @@
-//! The writeset: a hash of every unique key that a change takes or gives up, so that the subscriber's leader can order
-//! changes without decoding a row.
+//! The writeset: a hash of every unique key that a change takes or gives up, so that the
+//! subscriber's leader can order changes without decoding a row.
 //!
-//! Two changes of a stream must be applied in their order if one gives up or takes a key that the other gives up or takes.
-//! Hashes say so for the keys that are known; a change whose keys are not all known is a *barrier*, ordered with every other
-//! change of its table. The rules:
+//! Two changes of a stream must be applied in their order if one gives up or takes a key that the
+//! other gives up or takes. Hashes say so for the keys that are known; a change whose keys are not
+//! all known is a *barrier*, ordered with every other change of its table. The rules:
 //!
-//! - Equal keys have equal hashes, under the index's own equality. Keys of different indexes, or of different relations, have
-//!   different seeds. The seed is made of names, so it is the same on every node.
-//! - A key with a null in it conflicts with nothing and is not listed, unless nulls are not distinct.
-//! - An update gives up the old row's keys. WAL has the old values of the replica identity's columns only (of none when they
-//!   did not change). So an update or delete on a table with another unique index, one that has columns outside of the replica
-//!   identity, is a barrier: which key it gives up can't be known. REPLICA IDENTITY FULL lifts that.
-//! - The subscriber finds the old row by its replica identity: an update or delete for which no key that identifies the old row
-//!   is listed is a barrier.
-//! - An insert into a table without any unique key is no barrier: inserts commute, and whatever changes such a row later is
-//!   a barrier itself.
-//! - Expressions are not evaluated and types without a hash function not hashed: tables with such unique indexes, and with
-//!   exclusion constraints, have barriers only. A partial index is treated as if it had all rows, which orders more than
-//!   needed but never less.
+//! - Equal keys have equal hashes, under the index's own equality. Keys of different indexes, or of
+//!   different relations, have different seeds. The seed is made of names, so it is the same on
+//!   every node.
+//! - A key with a null in it conflicts with nothing and is not listed, unless nulls are not
+//!   distinct.
+//! - An update gives up the old row's keys. WAL has the old values of the replica identity's
+//!   columns only (of none when they did not change). So an update or delete on a table with
+//!   another unique index, one that has columns outside of the replica identity, is a barrier:
+//!   which key it gives up can't be known. REPLICA IDENTITY FULL lifts that.
+//! - The subscriber finds the old row by its replica identity: an update or delete for which no key
+//!   that identifies the old row is listed is a barrier.
+//! - An insert into a table without any unique key is no barrier: inserts commute, and whatever
+//!   changes such a row later is a barrier itself.
+//! - Expressions are not evaluated and types without a hash function not hashed: tables with such
+//!   unique indexes, and with exclusion constraints, have barriers only. A partial index is treated
+//!   as if it had all rows, which orders more than needed but never less.
 
 use crate::hash::KeyHasher;
 use braid_gir::{BeforeKind, Operation};
@@ -32,8 +35,9 @@ pub struct UniqueKey {
 }
 
 impl UniqueKey {
-    /// The unique key on `columns` (an index for [`KeyValues`], and the column's name) of the relation that is sent under the
-    /// name `relation` (schema, name). `in_identity` says that all its columns are part of the replica identity.
+    /// The unique key on `columns` (an index for [`KeyValues`], and the column's name) of the
+    /// relation that is sent under the name `relation` (schema, name). `in_identity` says that all
+    /// its columns are part of the replica identity.
     #[must_use]
     pub fn new(
         relation: (&str, &str),
@@ -66,7 +70,8 @@ pub struct KeyPlan {
 }
 
 impl KeyPlan {
-    /// `incomputable`: the relation has unique indexes or exclusion constraints that are not among `keys`.
+    /// `incomputable`: the relation has unique indexes or exclusion constraints that are not among
+    /// `keys`.
     #[must_use]
     pub fn new(mut keys: Vec<UniqueKey>, incomputable: bool) -> Self {
         keys.sort_by_key(|key| key.seed);
@@ -95,7 +100,8 @@ pub enum Fed {
 
 /// Port: the values of one row.
 pub trait KeyValues {
-    /// Feed the canonical form of a column's value, which is the same for all values that are equal under the index.
+    /// Feed the canonical form of a column's value, which is the same for all values that are equal
+    /// under the index.
     fn feed(&mut self, column: usize, hasher: &mut KeyHasher) -> Fed;
 }
 
@@ -140,7 +146,8 @@ pub fn collect<R: KeyValues>(
             match hash_key(key, after, images.before.as_deref_mut()) {
                 Key::Hash(hash) => {
                     push(hash, out);
-                    // Without a before image the identity did not change: the new key is the old one.
+                    // Without a before image the identity did not change: the new key is the old
+                    // one.
                     identified |= key.in_identity && images.kind == BeforeKind::Absent;
                 }
                 Key::Free => {}
@@ -185,14 +192,16 @@ fn hash_key<R: KeyValues>(key: &UniqueKey, row: &mut R, mut fallback: Option<&mu
         {
             fed = other.feed(*column, &mut hasher);
             if fed == Fed::Null {
-                // A value that is stored out of line is not null: the old image does not have this column.
+                // A value that is stored out of line is not null: the old image does not have this
+                // column.
                 fed = Fed::Unavailable;
             }
         }
         match fed {
             Fed::Value => {}
             Fed::Null if key.nulls_distinct => return Key::Free,
-            // No value's form is this word alone followed by another column's: values end with their length or are one word.
+            // No value's form is this word alone followed by another column's: values end with
+            // their length or are one word.
             Fed::Null => hasher.word(u64::MAX),
             Fed::Unavailable => return Key::Unknown,
         }

@@ -280,8 +280,8 @@ fn keys_of(row: &Row, columns: &[usize]) -> Option<Vec<i64>> {
 }
 
 proptest! {
-    /// Rows meet in their writesets exactly if they are equal in some unique key: equal keys always, others (with 64 bits)
-    /// never in a test's lifetime.
+    /// Rows meet in their writesets exactly if they are equal in some unique key: equal keys
+    /// always, others (with 64 bits) never in a test's lifetime.
     #[test]
     fn inserts_meet_exactly_when_a_key_is_equal(
         a in prop::collection::vec(cell(), 4),
@@ -297,7 +297,8 @@ proptest! {
         prop_assert_eq!(meet(&insert(&plan, &a).0, &insert(&plan, &b).0), expected);
     }
 
-    /// Whatever a whole-row update takes or gives up meets an insert of the row before and of the row after it.
+    /// Whatever a whole-row update takes or gives up meets an insert of the row before and of the
+    /// row after it.
     #[test]
     fn updates_meet_both_rows(
         a in prop::collection::vec(cell(), 3),

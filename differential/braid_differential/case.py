@@ -4,7 +4,8 @@ from dataclasses import dataclass, field, replace
 
 # Where a step runs.
 PROVIDER, SUBSCRIBERS, EVERYWHERE = "provider", "subscribers", "everywhere"
-# When it runs: before the publications, after the schema, with publications made, with subscriptions streaming.
+# When it runs: before the publications, after the schema, with publications made, with
+# subscriptions streaming.
 SCHEMA, FILL, PUBLISH, STREAM = range(4)
 
 

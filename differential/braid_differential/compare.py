@@ -20,7 +20,8 @@ def difference(outcomes):
         return f"native {native.state}, braid {braid.state}: {error}", f"native {native.state} ({native.error}), braid {braid.state} ({braid.error})"
     if native.state == GOES_ON:
         return _rows(native, braid)
-    # While tables are copied side by side, it depends on timing which error comes first, and what is here then.
+    # While tables are copied side by side, it depends on timing which error comes first, and what
+    # is here then.
     if not (native.copied and braid.copied):
         return None
     if _kind(native.error) != _kind(braid.error):

@@ -34,7 +34,8 @@ def _copied_twice(native, braid):
     return (
         native.state == "stopped"
         and not native.copied
-        # By the partition's name a row has no value for an identity that only the subscriber's root has.
+        # By the partition's name a row has no value for an identity that only the subscriber's root
+        # has.
         and ("duplicate key value violates unique" in native.error or 'null value in column "more"' in native.error)
         and braid.state == "goes on"
     )

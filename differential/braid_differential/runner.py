@@ -31,7 +31,8 @@ class Runner:
         self.server = server
         self.seconds = seconds
         self.sessions = {}
-        # Subscriptions of each run have names of their own: slots of earlier ones may still be there.
+        # Subscriptions of each run have names of their own: slots of earlier ones may still be
+        # there.
         self.runs = 0
 
     def run(self, case):

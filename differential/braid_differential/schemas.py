@@ -146,7 +146,8 @@ class Schema:
             # A type that few columns have by chance.
             keys = [self._column(table, 21, of=rng.choice([of for of in self.types if of.key]))]
         unit = f"{name}.identity"
-        # Native stops where a type has no equality: not too often, as nothing is compared after that.
+        # Native stops where a type has no equality: not too often, as nothing is compared after
+        # that.
         if kind == "full" and not all(of.equality for of in table.columns.values()) and rng.random() < 0.7:
             kind = "primary"
         # Whole rows are found by equality, where their bytes differ.
@@ -249,10 +250,12 @@ class Schema:
         self._columns(table, range(rng.randint(1, 4)))
         table.whole = rng.random() < 0.3
         if not table.whole and rng.random() < 0.12:
-            # Before 17 a partition does not have its root's identity: a row that comes by the partition's name has no value.
+            # Before 17 a partition does not have its root's identity: a row that comes by the
+            # partition's name has no value.
             table.more = True
             always = rng.choice(["always", "by default"])
-            # From 19 on native copies a partitioned table in the order of its partitions' OIDs, so rows get other numbers.
+            # From 19 on native copies a partitioned table in the order of its partitions' OIDs, so
+            # rows get other numbers.
             column = f"generated {always} as identity" if self.major < 19 else "generated always as (id * 5) stored"
             self.case.add(f"{name}.more", SUBSCRIBERS, SCHEMA, f"alter table {name} add column more int {column}", needs=[name])
         bounds = {
@@ -292,8 +295,8 @@ class Schema:
     def _at_subscribers(self, table):
         """What only the subscribers have: more columns, defaults of partitions, checks, triggers."""
         rng, case, name = self.rng, self.case, table.name
-        # Native compares the columns that only the subscriber has, too, and finds no row by all its columns then.
-        # It copies no table without columns into one with columns, either.
+        # Native compares the columns that only the subscriber has, too, and finds no row by all its
+        # columns then. It copies no table without columns into one with columns, either.
         if table.leaves and not table.whole and not table.more and rng.random() < 0.15:
             table.more = True
             case.add(f"{name}.more", SUBSCRIBERS, SCHEMA, f"alter table {name} add column more int generated always as (id * 3) stored", needs=[name])
@@ -383,7 +386,8 @@ class Schema:
         if rng.random() < 0.4:
             options.append("publish_via_partition_root = true")
         if rng.random() < 0.15:
-            # Where inserts are not published, Braid inserts the rows of updates (update_missing), and native leaves them out.
+            # Where inserts are not published, Braid inserts the rows of updates (update_missing),
+            # and native leaves them out.
             options.append("publish = '" + ", ".join(["insert", *rng.sample(["update", "delete", "truncate"], rng.randint(0, 3))]) + "'")
         clause = f" with ({', '.join(options)})" if options else ""
         form = rng.choice(["all", "all", "schema", "tables", "tables", "two"])

@@ -9,7 +9,8 @@ from .libpq import Connection, ConnectionLost
 
 DATABASES = ("provider", "native", "braid")
 FAULTS = re.compile(r"TRAP:|PANIC:|terminated by signal (?:4|6|7|8|11)\b|(?:reference|refcount) leak|resource was not closed")
-# Native's apply worker leaves partitions open on some minor versions (18.6: one with a trigger, below a published root).
+# Native's apply worker leaves partitions open on some minor versions (18.6: one with a trigger,
+# below a published root).
 NATIVE_WARNING = re.compile(r"^[^|]*\|logical replication [^|]*\|WARNING:")
 
 SETTINGS = """

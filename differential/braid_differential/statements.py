@@ -114,7 +114,8 @@ class Statements:
     def _move(self, table):
         """Another key."""
         if table.filtered and not table.whole:
-            # Native loses the large values that an update leaves in a row that comes into a row filter: all get new ones.
+            # Native loses the large values that an update leaves in a row that comes into a row
+            # filter: all get new ones.
             row = rows_of(self.rng, table, 1)[0]
             return Update(table.name, {**row, "id": f"id + {self.rng.choice([1000, 31, 1, 2])}"}, f"id = {self.rng.randint(1, 30)}")
         return Sql(f"update {table.name} set id = id + {self.rng.choice([1000, 31])} where id = {self.rng.randint(1, 30)}")

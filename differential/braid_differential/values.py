@@ -97,7 +97,8 @@ SCALARS = [
     _of("xml", "<a>x</a>", "<b/>", equality=False),
 ]
 
-# Values that are stored out of line, each other than the others, in a column whose storage is external.
+# Values that are stored out of line, each other than the others, in a column whose storage is
+# external.
 LARGE = Type("text", tuple(f"repeat('{letter}', 3000)" for letter in "abc") + ("'small'",))
 
 # Types that the schema of a case makes, in the order in which they need one another.

@@ -16,7 +16,8 @@ import uuid
 CODECS = {"UTF8": "utf-8", "SQL_ASCII": "ascii", "LATIN1": "latin-1", "WIN1252": "cp1252", "EUC_JP": "euc_jp"}
 IDENTITY = {b"d": "default", b"i": "index", b"f": "full", b"n": "nothing"}
 COLUMN_FLAGS = ("identity", "primary_key", "not_null", "generated")
-# Wider integers are shown as bytes: their digits take time that grows with the square, and Python refuses them from some size on.
+# Wider integers are shown as bytes: their digits take time that grows with the square, and Python
+# refuses them from some size on.
 WIDEST_INTEGER = 1024
 
 
@@ -161,7 +162,8 @@ def date_time(cursor):
 class Stream:
     def __init__(self):
         self.charset, self.schemas = None, {}
-        # Tag of the record that opened what is open, with the LSN of the transaction or the id of the one whose segment it is.
+        # Tag of the record that opened what is open, with the LSN of the transaction or the id of
+        # the one whose segment it is.
         self.open = None
         # End of the last transaction, and those that came in segments and have not ended.
         self.end, self.running = 0, set()

@@ -15,7 +15,8 @@ pgrx::pg_module_magic!();
 pub extern "C-unwind" fn _PG_init() {
     braid_node::settings::register();
     braid_node::secrecy::hide_connection_strings();
-    // The servers that pg_upgrade starts are to carry the catalog over, and nothing else may run in them.
+    // The servers that pg_upgrade starts are to carry the catalog over, and nothing else may run in
+    // them.
     if braid_workers::upgrade::is_under_way() {
         return;
     }
@@ -23,8 +24,8 @@ pub extern "C-unwind" fn _PG_init() {
         braid_node::registry::install();
         braid_workers::supervisor::register();
         braid_node::watch::install(braid_apply::table_is_rewritten);
-        // An error in a function of ours would take along a backtrace where RUST_BACKTRACE is set for something else. That of a panic is
-        // another matter.
+        // An error in a function of ours would take along a backtrace where RUST_BACKTRACE is set
+        // for something else. That of a panic is another matter.
         if std::env::var_os("RUST_LIB_BACKTRACE").is_none() {
             // SAFETY: while the postmaster loads its libraries, with one thread.
             unsafe { std::env::set_var("RUST_LIB_BACKTRACE", "0") };

@@ -1,4 +1,5 @@
-//! The symbol by which PostgreSQL finds the output plugin `braid`. Everything behind it is in `braid_plugin`.
+//! The symbol by which PostgreSQL finds the output plugin `braid`. Everything behind it is in
+//! `braid_plugin`.
 
 use std::ffi::c_void;
 

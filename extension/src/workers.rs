@@ -58,14 +58,16 @@ pub extern "C-unwind" fn braid_copy_main(argument: pg_sys::Datum) {
     braid_workers::copy::worker_main(argument);
 }
 
-/// One for each stream that asks for values which are not in WAL; started by the process that decodes.
+/// One for each stream that asks for values which are not in WAL; started by the process that
+/// decodes.
 #[unsafe(no_mangle)]
 #[pgrx::pg_guard]
 pub extern "C-unwind" fn braid_fetch_main(argument: pg_sys::Datum) {
     braid_plugin::fetch_worker_main(argument);
 }
 
-/// Started by the manager every `braid.orphan_check_interval` where there are rules for foreign keys.
+/// Started by the manager every `braid.orphan_check_interval` where there are rules for foreign
+/// keys.
 #[unsafe(no_mangle)]
 #[pgrx::pg_guard]
 pub extern "C-unwind" fn braid_orphans_main(argument: pg_sys::Datum) {

@@ -1,4 +1,5 @@
-//! Frames as a receiver reads them: no input panics or hangs, and what is accepted is written again byte for byte.
+//! Frames as a receiver reads them: no input panics or hangs, and what is accepted is written again
+//! byte for byte.
 
 use braid_gir::{Detail, JsonWriter, Reader, Record, Result, Schemas, Writer, render};
 

@@ -1,5 +1,6 @@
-//! gir-json as a reader takes it from elsewhere, one text a line: no input panics or hangs, memory stays within a multiple of the
-//! input, and what is accepted is written as JSON that is read as the same records.
+//! gir-json as a reader takes it from elsewhere, one text a line: no input panics or hangs, memory
+//! stays within a multiple of the input, and what is accepted is written as JSON that is read as
+//! the same records.
 
 use braid_gir::{JsonError, JsonOptions, JsonReader, JsonWriter, Reader, Writer};
 

@@ -1,5 +1,5 @@
-//! Options as a client gives them: no input panics, an error says which option it is about, and what is accepted is accepted
-//! again.
+//! Options as a client gives them: no input panics, an error says which option it is about, and
+//! what is accepted is accepted again.
 //!
 //! An input is lines of `name=value`, or `name` alone for an option without a value.
 

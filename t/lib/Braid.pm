@@ -1,5 +1,5 @@
-# What the scenario tests share: nodes with the right settings, subscriptions between them, waiting until they have
-# caught up, and comparing them.
+# What the scenario tests share: nodes with the right settings, subscriptions between them, waiting
+# until they have caught up, and comparing them.
 
 package Braid;
 
@@ -78,7 +78,8 @@ CONF
 	return $node;
 }
 
-# A node: the extension, its name, and a publication of all tables unless publication => '' or another clause is given.
+# A node: the extension, its name, and a publication of all tables unless publication => '' or
+# another clause is given.
 sub new_node
 {
 	my ($name, %opt) = @_;
@@ -99,8 +100,9 @@ sub dsn
 	return $node->connstr('postgres');
 }
 
-# Subscribe and wait until the copy is done and changes stream. What else is given becomes a named argument of
-# create_subscription, as SQL text; name =>, wait => 0 and dsn => another way to the provider are this function's own.
+# Subscribe and wait until the copy is done and changes stream. What else is given becomes a named
+# argument of create_subscription, as SQL text; name =>, wait => 0 and dsn => another way to the
+# provider are this function's own.
 sub subscribe
 {
 	my ($subscriber, $provider, %opt) = @_;
@@ -114,7 +116,8 @@ sub subscribe
 	return $name;
 }
 
-# Alter a running subscription in what only a new leader knows, and wait for that: until then changes come as before.
+# Alter a running subscription in what only a new leader knows, and wait for that: until then
+# changes come as before.
 sub alter_running
 {
 	my ($subscriber, $name, $options) = @_;
@@ -124,7 +127,8 @@ sub alter_running
 	return wait_until(sub { my $now = $subscriber->safe_psql('postgres', $leader_pid); $now && $now ne $leader }, 30);
 }
 
-# Disable a subscription, and wait until it has no process any more: what is written from then on does not come here.
+# Disable a subscription, and wait until it has no process any more: what is written from then on
+# does not come here.
 sub disable
 {
 	my ($subscriber, $name) = @_;
@@ -141,7 +145,8 @@ sub on_all
 	return;
 }
 
-# SQL that has a function of its own asked about each conflict in a table, which keeps the newest row, as is done where none is asked.
+# SQL that has a function of its own asked about each conflict in a table, which keeps the newest
+# row, as is done where none is asked.
 sub keep_newest
 {
 	my ($table) = @_;
@@ -171,8 +176,8 @@ sub caught_up
 	return;
 }
 
-# One statement that waits at the server. Each look is a transaction of its own, and later ones come less often. Of the time between two
-# looks five seconds count at most, as in Session::patience.
+# One statement that waits at the server. Each look is a transaction of its own, and later ones come
+# less often. Of the time between two looks five seconds count at most, as in Session::patience.
 sub wait_for_position
 {
 	my ($provider, $name, $lsn) = @_;
@@ -206,8 +211,8 @@ sub wait_for_position
 	return;
 }
 
-# Up to where WAL has to be read for all that is committed. Asynchronous commits, appliers' among them, are written a moment later; a commit
-# that is not has them written.
+# Up to where WAL has to be read for all that is committed. Asynchronous commits, appliers' among
+# them, are written a moment later; a commit that is not has them written.
 sub end_of_commits
 {
 	my ($node) = @_;
@@ -245,7 +250,8 @@ sub status
 	return { map { /^([^=]+)=(.*)$/s ? ($1 => $2) : () } split /\n/, $row };
 }
 
-# One test: the subscription streams, or does soon. It shows as catching up until the provider's next sign of life.
+# One test: the subscription streams, or does soon. It shows as catching up until the provider's
+# next sign of life.
 sub streams
 {
 	my ($node, $name, $what) = @_;
@@ -301,7 +307,8 @@ sub diag_difference
 	return;
 }
 
-# Processes by backend_type: 'braid leader', 'braid applier', 'braid manager', 'braid supervisor', 'walsender'; not the session that asks.
+# Processes by backend_type: 'braid leader', 'braid applier', 'braid manager', 'braid supervisor',
+# 'walsender'; not the session that asks.
 sub worker_pids
 {
 	my ($node, $type) = @_;
@@ -339,9 +346,10 @@ sub finish_pgbench
 	return $n // 0;
 }
 
-# Whether the condition came true. Up to five seconds are meant as they are: a look at what need not happen. More are a
-# bound that only a failure meets, so it is that of all tests, PG_TEST_TIMEOUT_DEFAULT, where that is longer. A condition
-# that takes long is looked at less and less often.
+# Whether the condition came true. Up to five seconds are meant as they are: a look at what need not
+# happen. More are a bound that only a failure meets, so it is that of all tests,
+# PG_TEST_TIMEOUT_DEFAULT, where that is longer. A condition that takes long is looked at less and
+# less often.
 sub wait_until
 {
 	my ($condition, $seconds) = @_;
@@ -362,8 +370,9 @@ sub wait_until
 	}
 }
 
-# The status and the output of SQL on a server that may be killed meanwhile: another status than 0 for whatever goes wrong, also when
-# psql ends before it has read what it is to run, which the class takes for an error of the test.
+# The status and the output of SQL on a server that may be killed meanwhile: another status than 0
+# for whatever goes wrong, also when psql ends before it has read what it is to run, which the class
+# takes for an error of the test.
 sub attempt
 {
 	my ($node, $sql) = @_;
@@ -372,8 +381,8 @@ sub attempt
 	return ($status // -1, $out // '');
 }
 
-# kill -9 of a process of a server, which takes down all others. Returns once the server serves again: a postmaster that has
-# not noticed yet lets sessions in.
+# kill -9 of a process of a server, which takes down all others. Returns once the server serves
+# again: a postmaster that has not noticed yet lets sessions in.
 sub kill_process
 {
 	my ($node, $pid, $seconds) = @_;
@@ -388,17 +397,20 @@ sub kill_process
 sub restart_crashed
 {
 	my ($node) = @_;
-	# A failed attempt leaves the dead postmaster's pid with the object, which then believes to be running.
+	# A failed attempt leaves the dead postmaster's pid with the object, which then believes to be
+	# running.
 	my $started = wait_until(sub { $node->{_pid} = undef; forget_postmaster($node); $node->start(fail_ok => 1) }, 30);
 	return if $started;
-	# What is left of the server that was killed holds its memory: a process that has not noticed, and what it waits for.
+	# What is left of the server that was killed holds its memory: a process that has not noticed,
+	# and what it waits for.
 	my $name = $node->name;
 	diag($_) for grep { /postgres: $name: / } split /\n/, `ps -eo pid,ppid,stat,etimes,wchan:30,args`;
 	BAIL_OUT_of_test("$name does not start again");
 	return;
 }
 
-# Where many processes come and go, another one may have the number of a postmaster that was killed, and the server would take it for that.
+# Where many processes come and go, another one may have the number of a postmaster that was killed,
+# and the server would take it for that.
 sub forget_postmaster
 {
 	my ($node) = @_;
@@ -443,11 +455,13 @@ END
 			my ($ok, $out) = eval { $node->psql('postgres', 'select * from braid.subscription_status', extra_params => ['-x'], timeout => 5) };
 			diag '--- ' . $node->name . ': braid.subscription_status';
 			diag $out // '(not available)';
-			# A subscription that does not go on waits for something, and so may whoever looks at it.
+			# A subscription that does not go on waits for something, and so may whoever looks at
+			# it.
 			(undef, $out) = eval { $node->psql('postgres', q[select backend_type, pid, wait_event_type, wait_event, pg_blocking_pids(pid), now() - xact_start, left(query, 80) from pg_stat_activity where (xact_start is not null or backend_type ~ '^braid') and pid <> pg_backend_pid() order by 1, 2], timeout => 5) };
 			diag '--- ' . $node->name . ': what its processes wait for';
 			diag $out // '(not available)';
-			# Each message once, the last ones first found: a loop of retries would hide what came before it.
+			# Each message once, the last ones first found: a loop of retries would hide what came
+			# before it.
 			my (%seen, @log);
 			for my $line (reverse split /\n/, slurp_file($node->logfile))
 			{
@@ -461,8 +475,9 @@ END
 	$? = $status;
 }
 
-# Changes rows on one node, and no other node gets the changes. Their version has another origin, and the time of $at, an SQL expression; the default is an
-# hour ago. The session releases the origin before it ends: a backend may still hold it when the next session begins.
+# Changes rows on one node, and no other node gets the changes. Their version has another origin,
+# and the time of $at, an SQL expression; the default is an hour ago. The session releases the
+# origin before it ends: a backend may still hold it when the next session begins.
 sub write_by_hand
 {
 	my ($node, $sql, $at) = @_;

@@ -1,5 +1,5 @@
-# Tables of every kind, random changes of few of their rows, and whether two nodes have the same of them: for tests of how a backlog
-# is applied.
+# Tables of every kind, random changes of few of their rows, and whether two nodes have the same of
+# them: for tests of how a backlog is applied.
 
 package Churn;
 
@@ -12,7 +12,8 @@ use Test::More;
 
 our @EXPORT = qw(@keyed churn_tables backlog same_churn triggers_did next_xid sound);
 
-# What both have. Each table has a tally, counted up with each change, so that triggers there can be held against it.
+# What both have. Each table has a tally, counted up with each change, so that triggers there can be
+# held against it.
 our @keyed = qw(plain always replica checked generated defaulted parted expressed toasted texty composite);
 
 # Make the tables at the provider and the subscriber, which has triggers, CHECKs and so on.

@@ -1,8 +1,11 @@
-# Three nodes that all write and replicate to each other, each on a clock of its own that is set while it runs.
+# Three nodes that all write and replicate to each other, each on a clock of its own that is set
+# while it runs.
 #
-#   my ($clocks, @nodes) = nodes_on_clocks($conf);           tokyo, paris and oslo, with tables item and hot; skips the test without a C compiler
-#   write_while_clocks_step($clocks, \@nodes, $script, 15);  pgbench with that script on each, "%s" in it being the node's name, for so many seconds;
-#                                                            then hot is the same on all of them, and clocks are right
+#   my ($clocks, @nodes) = nodes_on_clocks($conf); tokyo, paris and oslo, with tables item and hot;
+#   skips the test without a C compiler write_while_clocks_step($clocks, \@nodes, $script, 15);
+#   pgbench with that script on each, "%s" in it being the node's name, for so many seconds;
+#                                                            then hot is the same on all of them,
+#                                                            and clocks are right
 
 package Clocks;
 

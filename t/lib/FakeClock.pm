@@ -1,9 +1,10 @@
-# A clock of its own for a server, which can be set while it runs: whatever asks PostgreSQL for the time gets that of the machine, moved.
+# A clock of its own for a server, which can be set while it runs: whatever asks PostgreSQL for the
+# time gets that of the machine, moved.
 #
 #   my $clock = FakeClock->new;                         or undef, without a C compiler
-#   my $node = $clock->over(sub { new_node('tokyo') }); servers that are started, or started again, in there have it
-#   $clock->set(-3.5)                                   seconds, from now on
-#   $clock->sleep(3600)                                 as though the machine had slept so long: only the clock that counts that moves
+#   my $node = $clock->over(sub { new_node('tokyo') }); servers that are started, or started again,
+#   in there have it $clock->set(-3.5) seconds, from now on $clock->sleep(3600) as though the
+#   machine had slept so long: only the clock that counts that moves
 
 package FakeClock;
 

@@ -1,10 +1,10 @@
 # Groups of nodes: made, joined, and caught up with.
 #
-#   my ($tokyo, $paris, $oslo) = group([qw(tokyo paris oslo)], $setup)    of the nodes with these names; SQL that the first one runs before
-#   joined(@nodes)                                                        each has joined, and changes stream
-#   have_all(@nodes)                                                      each has what each other one has committed by now
-#   sql($node, $sql), refusal($node, $sql)                                what it returns; its error, with detail and hint
-#   keeps($node, 2)                                                       the node keeps changes of so many others
+#   my ($tokyo, $paris, $oslo) = group([qw(tokyo paris oslo)], $setup) of the nodes with these
+#   names; SQL that the first one runs before joined(@nodes) each has joined, and changes stream
+#   have_all(@nodes) each has what each other one has committed by now sql($node, $sql),
+#   refusal($node, $sql) what it returns; its error, with detail and hint keeps($node, 2) the node
+#   keeps changes of so many others
 
 package Group;
 
@@ -51,7 +51,8 @@ sub joined
 sub group
 {
 	my ($names, $setup, %opt) = @_;
-	# Each by an initdb of its own: servers that begin as copies of one are not believed to be several.
+	# Each by an initdb of its own: servers that begin as copies of one are not believed to be
+	# several.
 	my ($first, @others) = my @all = map { new_server($_, init => ['--data-checksums'], %opt) } @$names;
 	sql($_, 'create extension braid') for @all;
 	sql($first, $setup);

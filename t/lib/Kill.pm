@@ -1,8 +1,9 @@
-# For tests that kill -9 processes of a provider and its subscriber under load: a load of every kind, the kills, and whether each
-# transaction took effect once.
+# For tests that kill -9 processes of a provider and its subscriber under load: a load of every
+# kind, the kills, and whether each transaction took effect once.
 #
-# A row of the ledger and one step of a counter are one transaction: the counter is compared with how often it was incremented by a
-# transaction that committed. The ledger has no key, so what came twice would be there twice. What was rolled back has an id below 0.
+# A row of the ledger and one step of a counter are one transaction: the counter is compared with
+# how often it was incremented by a transaction that committed. The ledger has no key, so what came
+# twice would be there twice. What was rolled back has an id below 0.
 
 package Kill;
 
@@ -121,8 +122,8 @@ sub start_load
 	return;
 }
 
-# A session of the subscriber that holds up some of the transactions for a while, so that others get ahead of them where they may; SELECT .. FOR
-# UPDATE leaves no trace in the data.
+# A session of the subscriber that holds up some of the transactions for a while, so that others get
+# ahead of them where they may; SELECT .. FOR UPDATE leaves no trace in the data.
 sub hold_up
 {
 	my ($node) = @_;
@@ -130,8 +131,9 @@ sub hold_up
 	return;
 }
 
-# Checkpoints all the time. Where a walsender starts to read moves only with what a checkpoint writes, or a server that has lived for 15 seconds:
-# without them each connection would read all WAL of the test again, and be killed before it has come to what is new.
+# Checkpoints all the time. Where a walsender starts to read moves only with what a checkpoint
+# writes, or a server that has lived for 15 seconds: without them each connection would read all WAL
+# of the test again, and be killed before it has come to what is new.
 sub start_checkpoints
 {
 	start_loop(sprintf 'psql -qX -h %s -p %s -c checkpoint postgres; sleep 1', $_->host, $_->port) for @_;
@@ -156,7 +158,8 @@ END
 	$? = $status;
 }
 
-# kill -9 of a process of this kind, or of the postmaster, which is started again. False when there is none within 20 seconds.
+# kill -9 of a process of this kind, or of the postmaster, which is started again. False when there
+# is none within 20 seconds.
 sub kill_one
 {
 	my ($node, $kind) = @_;
@@ -185,8 +188,9 @@ sub kill_one
 	}, 20);
 }
 
-# Every kind of process of either server, for kill_processes(): those that make the subscription go, more often those that work, and what any
-# server has, which brings as much down as a postmaster that is killed. There has to be a session at each all the time.
+# Every kind of process of either server, for kill_processes(): those that make the subscription go,
+# more often those that work, and what any server has, which brings as much down as a postmaster
+# that is killed. There has to be a session at each all the time.
 sub every_kind
 {
 	my ($provider, $subscriber) = @_;
@@ -197,9 +201,12 @@ sub every_kind
 	];
 }
 
-# kill -9 of one process after the other: so many `rounds`, or for so many `seconds`, and then until there were `at_least` so many, which is tested, and
-# `enough` is true, with more time between kills and for no more than PG_TEST_TIMEOUT_DEFAULT or four times as long.
-# `kinds` are lists of a node and of kinds of process, or 'postmaster', one of which is chosen at random; each list comes as often as it is there, in random order. `tally` is looked at before each kill. Returns how many were killed.
+# kill -9 of one process after the other: so many `rounds`, or for so many `seconds`, and then until
+# there were `at_least` so many, which is tested, and `enough` is true, with more time between kills
+# and for no more than PG_TEST_TIMEOUT_DEFAULT or four times as long. `kinds` are lists of a node
+# and of kinds of process, or 'postmaster', one of which is chosen at random; each list comes as
+# often as it is there, in random order. `tally` is looked at before each kill. Returns how many
+# were killed.
 sub kill_processes
 {
 	my ($label, %opt) = @_;
@@ -215,14 +222,16 @@ sub kill_processes
 	my ($round, $all, $missed, %killed, @next) = (0, 0, 0);
 	while ($round < $rounds && (time < $end || (time < $limit && ($all < ($opt{at_least} // 0) || !$enough->()))))
 	{
-		# On a slow machine kills can leave too little time for what is to be seen, and each takes counters along.
+		# On a slow machine kills can leave too little time for what is to be seen, and each takes
+		# counters along.
 		last if time >= $end && $all >= ($opt{at_least} // 0) && wait_until(sub { look($opt{tally}) if $opt{tally}; $enough->() }, 5);
 		$round++;
 		sleep 0.2 + rand 0.8;
 		@next = shuffle @$kinds if !@next;
 		my ($node, @of) = @{ shift @next };
 		my $kind = $of[ int rand @of ];
-		# Mostly something has been applied since the last kill, so that it is work that is interrupted; now and then what is just starting.
+		# Mostly something has been applied since the last kill, so that it is work that is
+		# interrupted; now and then what is just starting.
 		if ($opt{tally})
 		{
 			my $before = applied($opt{tally});
@@ -240,8 +249,9 @@ sub kill_processes
 	return $all;
 }
 
-# What a subscription has done from now on, added up over the restarts of its server, each of which empties the counters of the views: nearly every
-# kill of a process there brings one. What was done between the last look and a restart is not in it.
+# What a subscription has done from now on, added up over the restarts of its server, each of which
+# empties the counters of the views: nearly every kill of a process there brings one. What was done
+# between the last look and a restart is not in it.
 sub start_tally
 {
 	my ($subscriber, $name) = @_;
@@ -295,7 +305,8 @@ sub look
 sub goes_on
 {
 	my ($label, $name, $provider, $subscriber) = @_;
-	# A postmaster that has not noticed yet that one of its processes was killed lets sessions in, and ends them a moment later.
+	# A postmaster that has not noticed yet that one of its processes was killed lets sessions in,
+	# and ends them a moment later.
 	for my $node ($provider, $subscriber)
 	{
 		my ($pid, $offset) = @{ delete $last_killed{ $node->name } // next };
@@ -325,7 +336,8 @@ sub each_once
 	return;
 }
 
-# What has to show in the counters of a subscription in that apply mode: a name, and whether it does.
+# What has to show in the counters of a subscription in that apply mode: a name, and whether it
+# does.
 sub expected_of
 {
 	my ($mode, $opt, $tally) = @_;
@@ -346,8 +358,10 @@ sub expected_of
 	return @expected;
 }
 
-# Kills for twenty seconds (nine in the gate, ten minutes in scripts/soak) while the subscription is in one apply mode and commit order. `opt` are further options of create_subscription, and the
-# setting parallel_apply; of two values in a list the first one counts for half of the time and the second one for the other half.
+# Kills for twenty seconds (nine in the gate, ten minutes in scripts/soak) while the subscription is
+# in one apply mode and commit order. `opt` are further options of create_subscription, and the
+# setting parallel_apply; of two values in a list the first one counts for half of the time and the
+# second one for the other half.
 sub kill_in_mode
 {
 	my ($mode, $order, %opt) = @_;
@@ -357,7 +371,8 @@ sub kill_in_mode
 	my @values = $changes ? @{ $opt{$changes} } : ();
 	$opt{$changes} = $values[0] if $changes;
 	kill_seed();
-	# A small buffer: what is large is applied while it comes. More appliers have more ahead of the mark.
+	# A small buffer: what is large is applied while it comes. More appliers have more ahead of the
+	# mark.
 	my $tokyo = new_node('tokyo');
 	my $paris = new_node('paris', publication => '', conf => "braid.apply_buffer_size = 1MB\nbraid.parallel_apply = $opt{parallel_apply}\n" . ($relaxed ? "braid.appliers_per_subscription = 4\n" : ''));
 	ledger_tables($tokyo, $paris);
@@ -391,7 +406,8 @@ sub kill_in_mode
 		}
 		my $part = $seconds / (@values || 1);
 		my $tally = start_tally($paris, $name);
-		# A kill and what follows it take one to two seconds; where a machine takes longer, the kills do.
+		# A kill and what follows it take one to two seconds; where a machine takes longer, the
+		# kills do.
 		my $least = int($part / 3);
 		kill_processes($what, between => [ $tokyo, $paris ], kinds => every_kind($tokyo, $paris), seconds => $part, at_least => $least, tally => $tally,
 			enough => sub { $is_ahead->() && !grep { !$_->[1] } expected_of($mode, \%opt, $tally) });

@@ -1,5 +1,6 @@
-# What a provider sends on one connection, with a lie in it: well-formed messages of PostgreSQL's protocol that hold a frame (docs/PROTOCOL.md)
-# which is not what the provider has sent, or not in its place, or a keepalive that is wrong. For a proxy that gets the bytes in between; each lie is
+# What a provider sends on one connection, with a lie in it: well-formed messages of PostgreSQL's
+# protocol that hold a frame (docs/PROTOCOL.md) which is not what the provider has sent, or not in
+# its place, or a keepalive that is wrong. For a proxy that gets the bytes in between; each lie is
 # told once, with the next message that fits it.
 #
 #   my $liar = Liar->new;
@@ -14,7 +15,8 @@ use warnings;
 # 'd', length, 'w', two positions and a time: what comes before a frame.
 use constant BEFORE_FRAME => 5 + 25;
 
-# Each takes a frame and its records, and returns the frames to send instead of it; nothing: this one does not fit.
+# Each takes a frame and its records, and returns the frames to send instead of it; nothing: this
+# one does not fit.
 my %lie = (
 	# A stream of something else, from its first bytes on.
 	signature => sub {
@@ -30,7 +32,8 @@ my %lie = (
 		substr($frame, $record->{at}, 1) = '?';
 		return $frame;
 	},
-	# The end of a frame is missing; not after a whole record, which would be another frame that is right.
+	# The end of a frame is missing; not after a whole record, which would be another frame that is
+	# right.
 	cut => sub {
 		my ($frame, @records) = @_;
 		my $record = $records[ int rand @records ];

@@ -1,4 +1,5 @@
-# For tests of nodes that all subscribe to each other, are cut off from each other, write, and get what the others wrote in any order.
+# For tests of nodes that all subscribe to each other, are cut off from each other, write, and get
+# what the others wrote in any order.
 
 package Mesh;
 

@@ -1,17 +1,20 @@
-# A proxy between a subscriber and its provider that misbehaves when it is told to: garbage, a stall, or the end of the
-# connection, at a random place in what the provider sends; or a link that is cut as a whole, and healed.
+# A proxy between a subscriber and its provider that misbehaves when it is told to: garbage, a
+# stall, or the end of the connection, at a random place in what the provider sends; or a link that
+# is cut as a whole, and healed.
 #
 #   my $proxy = Proxy->new($provider);           listens on 127.0.0.1
 #   $proxy->connstr('postgres')                  what to connect with
-#   $proxy->behave('garbage')                    for connections from now on: pass, garbage, stall, cut; 'stall 1000': after so many bytes
-#   $proxy->link('down')                         for all, at once: up; down, connections end and are refused; hold, nothing passes;
-#                                                'only on', 'only off': down for those of the other side. A connection's side is what the
-#                                                server that opened it has in its environment as PGGEQO, which libpq sends
-#   $proxy->faults                               how many connections have come to their bad end so far
-#   Proxy->new($provider, lies => 1)             one that can also change what the stream says
-#   $proxy->lie('unknown_tag')                   once, with what the provider sends next that it fits (Liar.pm); 'always unknown_tag': until told ''
-#   $proxy->lies                                 those that were told
-#   $proxy->stop
+#   $proxy->behave('garbage') for connections from now on: pass, garbage, stall, cut; 'stall 1000':
+#   after so many bytes $proxy->link('down') for all, at once: up; down, connections end and are
+#   refused; hold, nothing passes;
+#                                                'only on', 'only off': down for those of the other
+#                                                side. A connection's side is what the server that
+#                                                opened it has in its environment as PGGEQO, which
+#                                                libpq sends
+#   $proxy->faults how many connections have come to their bad end so far Proxy->new($provider, lies
+#   => 1) one that can also change what the stream says $proxy->lie('unknown_tag') once, with what
+#   the provider sends next that it fits (Liar.pm); 'always unknown_tag': until told '' $proxy->lies
+#   those that were told $proxy->stop
 
 package Proxy;
 
@@ -200,8 +203,8 @@ sub serve
 			write_all($other, $bytes) or do { $close->($pair); next };
 			next unless $fault;
 			if ($pair->{how} eq 'cut') { $close->($pair); }
-			# The connection stays, and nothing goes through it any more, in either direction; until the client gives it up. A server that is
-			# left with a full socket can't even end.
+			# The connection stays, and nothing goes through it any more, in either direction; until
+			# the client gives it up. A server that is left with a full socket can't even end.
 			elsif ($pair->{how} eq 'stall') { $pair->{stalled} = 1; $select->remove($pair->{server}); }
 			elsif (($pair->{more} -= length $bytes) < 0) { $close->($pair); }
 		}

@@ -1,10 +1,10 @@
-# Sessions that tests keep open: PostgreSQL::Test::Cluster starts a psql and a backend for each piece
-# of SQL, and these cost most of the processor time of a test. A node's psql() speaks the protocol here
-# by itself, and the next call finds the session still open.
+# Sessions that tests keep open: PostgreSQL::Test::Cluster starts a psql and a backend for each
+# piece of SQL, and these cost most of the processor time of a test. A node's psql() speaks the
+# protocol here by itself, and the next call finds the session still open.
 #
-# A call sees no difference: a session that a call has changed (SET, temporary tables, advisory locks,
-# a transaction left open) ends with that call. What needs psql itself still gets it: backslash
-# commands, COPY, arguments for psql, other users and timeouts.
+# A call sees no difference: a session that a call has changed (SET, temporary tables, advisory
+# locks, a transaction left open) ends with that call. What needs psql itself still gets it:
+# backslash commands, COPY, arguments for psql, other users and timeouts.
 
 package Session;
 
@@ -27,7 +27,8 @@ my $owner = $$;
 # What a psql would take from its environment.
 my @environment = qw(PGUSER PGPASSWORD PGPASSFILE PGOPTIONS PGCLIENTENCODING PGSERVICE PGTZ PGDATESTYLE PGSSLMODE);
 
-# Names of what outlives a statement in a session: a slot does where decoding fails and the error is caught.
+# Names of what outlives a statement in a session: a slot does where decoding fails and the error is
+# caught.
 my $leaves = qr/\b(?:temp|temporary|set_config|setseed|pg_(?:try_)?advisory_lock\w*|pg_replication_origin_session_\w+|pg_logical_slot_\w+|dblink_connect\w*|with\s+hold)\b/i;
 # New sessions have other settings afterwards, or a database must have no session.
 my $for_new_sessions = qr/\b(?:database|alter\s+(?:role|user|system)|pg_reload_conf|tablespace)\b/i;
@@ -75,7 +76,8 @@ my $statistics = qr/\bpg_stat(?:io)?_(?!activity|replication|clear_snapshot|wal_
 		}
 	};
 
-	# A server that stops smartly waits for sessions, and one that is told to read its files anew tells them later.
+	# A server that stops smartly waits for sessions, and one that is told to read its files anew
+	# tells them later.
 	for my $method (qw(stop restart kill9 reload promote teardown_node clean_node))
 	{
 		my $original = PostgreSQL::Test::Cluster->can($method);
@@ -84,8 +86,9 @@ my $statistics = qr/\bpg_stat(?:io)?_(?!activity|replication|clear_snapshot|wal_
 	}
 }
 
-# Whether so many seconds are over, to be asked after each look at what is waited for. Of the time between two looks five seconds count at
-# most: a machine that was stopped, or whose clock was set, has done nothing meanwhile that could be looked at.
+# Whether so many seconds are over, to be asked after each look at what is waited for. Of the time
+# between two looks five seconds count at most: a machine that was stopped, or whose clock was set,
+# has done nothing meanwhile that could be looked at.
 sub patience
 {
 	my ($left) = @_;

@@ -1,46 +1,51 @@
-# A storm: nodes in a full mesh whose writers change the same few rows, while links are cut and healed, processes are killed and
-# servers crash. When it is over, all nodes must have the same rows, and for each key the one that was written last.
+# A storm: nodes in a full mesh whose writers change the same few rows, while links are cut and
+# healed, processes are killed and servers crash. When it is over, all nodes must have the same
+# rows, and for each key the one that was written last.
 #
 #   my $storm = Storm->new(nodes => [qw(tokyo paris quito)], with => [qw(plain toast)]);
 #   $storm->run($seed, mode => 'batch')          a test; true when it passed
 #
-# A seed determines what is written and in which order, and what is done to links and servers and in which order; when anything
-# happens is up to the machine. Everything of it can be left out, so that a failure can be reduced by hand:
+# A seed determines what is written and in which order, and what is done to links and servers and in
+# which order; when anything happens is up to the machine. Everything of it can be left out, so that
+# a failure can be reduced by hand:
 #
-#   BRAID_STORM='nodes=2 with=toast disturb= seconds=3 keys=2 writers=1' BRAID_TEST_SEED=7 make tap TESTS=t/063_storm.pl
+#   BRAID_STORM='nodes=2 with=toast disturb= seconds=3 keys=2 writers=1' BRAID_TEST_SEED=7 make tap
+#   TESTS=t/063_storm.pl
 #
 # Options, and what they are by default:
 #   nodes => [..]           their names, or how many; tokyo, paris, quito
 #   with => [plain]         the ingredients of what is written:
 #       plain                   inserts, upserts, updates; rows of a table with a primary key
-#       key                     a table of its own, whose rows change their primary key: to a free one, in swaps, in chains
-#       toast                   a table with a large column that most updates leave as it is
-#       keys                    tables like that whose keys are a domain over an enum, a composite and an array
-#       unique                  a table with another unique key, which is changed too
-#       deferred                a table with another key that is unique when a transaction ends; rows swap it
-#       range                   a table whose rows must not overlap
-#       bag                     a table without a key, with REPLICA IDENTITY FULL; no two rows are alike
-#       same                    another one, of which many rows are
-#       delete                  rows of all these tables are deleted, and deleted and inserted again in one transaction
-#       truncate                now and then a table is emptied
-#       ddl                     a table whose writers add, rename and drop columns and indexes, and a table of inserts; both are rewritten by
+#       key a table of its own, whose rows change their primary key: to a free one, in swaps, in
+#       chains toast a table with a large column that most updates leave as it is keys tables like
+#       that whose keys are a domain over an enum, a composite and an array unique a table with
+#       another unique key, which is changed too deferred a table with another key that is unique
+#       when a transaction ends; rows swap it range a table whose rows must not overlap bag a table
+#       without a key, with REPLICA IDENTITY FULL; no two rows are alike same another one, of which
+#       many rows are delete rows of all these tables are deleted, and deleted and inserted again in
+#       one transaction truncate now and then a table is emptied ddl a table whose writers add,
+#       rename and drop columns and indexes, and a table of inserts; both are rewritten by
 #                               another type of a column; tables that come and go
 #       swap                    with ddl: two tables swap their names
-#   disturb => [..]         down (a link is cut), hold (nothing passes through a link), isolate (all links of a node), terminate (a
-#                           process is asked to end), kill (kill -9 of a process), crash (kill -9 of a server), vacuum
+#   disturb => [..] down (a link is cut), hold (nothing passes through a link), isolate (all links
+#   of a node), terminate (a
+#                           process is asked to end), kill (kill -9 of a process), crash (kill -9 of
+#                           a server), vacuum
 #   seconds => 8            how long the writers go on, about
 #   keys => 12              how many keys are hot at a time; which ones moves on
 #   writers => 2            sessions that write, for each node
 #   pause => 15             milliseconds between the transactions of a session, on average
 #   large => 0              one in so many transactions is larger than the subscriber's buffer
-#   stream => 0             transactions of more than 64 kB are sent while they run (streaming => 'parallel'), before their end is known
-#   prepare => 0            one in so many transactions is prepared, and ended by its session a moment later; the subscriptions have
-#                           two_phase. With two nodes: streams of several wait for one another's prepared transactions, two seconds each
-#   ask => 0                a conflict function is asked about each row of the tables of plain and key, which keeps the newest
-#   keep_dead => 0          a prepared transaction on each node keeps its dead rows from being pruned
-#   mode, order             apply_mode and commit_order of the subscriptions: parallel, source. For run() alone, as disturb can be
-#   consolidate => false    the same
-#   journal => 1            each transaction writes down, in a table that is not replicated, what became of its rows: that is what the
+#   stream => 0 transactions of more than 64 kB are sent while they run (streaming => 'parallel'),
+#   before their end is known prepare => 0 one in so many transactions is prepared, and ended by its
+#   session a moment later; the subscriptions have
+#                           two_phase. With two nodes: streams of several wait for one another's
+#                           prepared transactions, two seconds each
+#   ask => 0 a conflict function is asked about each row of the tables of plain and key, which keeps
+#   the newest keep_dead => 0 a prepared transaction on each node keeps its dead rows from being
+#   pruned mode, order apply_mode and commit_order of the subscriptions: parallel, source. For run()
+#   alone, as disturb can be consolidate => false the same journal => 1 each transaction writes
+#   down, in a table that is not replicated, what became of its rows: that is what the
 #                           outcome is held against, and what a report shows
 
 package Storm;
@@ -172,7 +177,9 @@ sub start
 	return;
 }
 
-# Storms of several kinds, one after the other: which one a seed is of goes by its number. Those from 1 on, so many; in a soak new ones for as long as it goes, until one fails; or those that somebody wants to repeat.
+# Storms of several kinds, one after the other: which one a seed is of goes by its number. Those
+# from 1 on, so many; in a soak new ones for as long as it goes, until one fails; or those that
+# somebody wants to repeat.
 sub storms
 {
 	my ($count, @kinds) = @_;
@@ -227,7 +234,8 @@ sub run
 	unlike($asked, qr/\b0\b/, "seed $seed: functions were asked ($asked times)") if $self->{ask};
 	note('asked for large values: ' . join ', ', map { $_->name . ' ' . $_->safe_psql('postgres', 'select sum(questions) from braid.subscription_detail') } @{ $self->{members} })
 	  if $self->{has}{toast} || $self->{has}{keys};
-	# What is equal may still be what no node may have: nobody else checks it while changes are applied.
+	# What is equal may still be what no node may have: nobody else checks it while changes are
+	# applied.
 	my $doubled = $self->{has}{deferred} ? $self->{members}[0]->safe_psql('postgres', 'select count(*) - count(distinct code) from shared') : 0;
 	is($doubled, 0, "seed $seed: no two rows share a key") if $self->{has}{deferred};
 	return $differences == 0 && $doubled == 0;
@@ -263,7 +271,8 @@ sub reset
 	return 1;
 }
 
-# Everything that the seed determines: files of transactions for each writer, and what is done meanwhile.
+# Everything that the seed determines: files of transactions for each writer, and what is done
+# meanwhile.
 sub decide
 {
 	my ($self, $seed) = @_;
@@ -304,7 +313,8 @@ sub decision
 	return { what => $what, which => $which, how => $how, for => 0.1 + $long * $long * 2.4, pause => 0.1 + $pause * 0.7 };
 }
 
-# Let the writers write and the decisions be carried out until the writers have finished. Returns what was done, counted.
+# Let the writers write and the decisions be carried out until the writers have finished. Returns
+# what was done, counted.
 sub blow
 {
 	my ($self, $files, $decisions) = @_;
@@ -415,7 +425,8 @@ sub carry_out
 	else
 	{
 		my $freeze = $decision->{how} < 0.5 ? '(freeze) ' : '';
-		# It may wait for sessions that wait for what a crash has left prepared, which is ended by whoever waits here.
+		# It may wait for sessions that wait for what a crash has left prepared, which is ended by
+		# whoever waits here.
 		attempt($node, "set statement_timeout = '3s';\nvacuum $freeze" . join(', ', @{ $self->{tables} }));
 	}
 	return 1;
@@ -434,9 +445,10 @@ sub end_prepared
 	return;
 }
 
-# Wait until every node has what every other one has committed, and what that made it commit in turn, which a chain of rows that lose to
-# one another can do more than once: until a round of it changes nothing. A round may take so many seconds; a slow machine needs longer for
-# all of them, so that changes without end are known by the number of rounds. Returns why it is not so.
+# Wait until every node has what every other one has committed, and what that made it commit in
+# turn, which a chain of rows that lose to one another can do more than once: until a round of it
+# changes nothing. A round may take so many seconds; a slow machine needs longer for all of them, so
+# that changes without end are known by the number of rounds. Returns why it is not so.
 sub settle
 {
 	my ($self, $seconds) = @_;

@@ -1,5 +1,5 @@
-//! The chart: one panel for each workload (columns), and for orders of commits and kinds of flushes (rows); a line for each
-//! mode over the number of appliers. Both axes are logarithmic.
+//! The chart: one panel for each workload (columns), and for orders of commits and kinds of flushes
+//! (rows); a line for each mode over the number of appliers. Both axes are logarithmic.
 
 use std::fmt::Write;
 

@@ -31,7 +31,8 @@ pub struct Apply {
     pub latency: f64,
 }
 
-/// A row's prices in one workload: they depend on indexes and on whether pages are in a processor's cache.
+/// A row's prices in one workload: they depend on indexes and on whether pages are in a processor's
+/// cache.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rows {
@@ -45,8 +46,8 @@ pub struct Rows {
     pub wait: f64,
     /// A row's price in a batch, in parts of what it costs otherwise.
     pub batch: f64,
-    /// All that an applier does, in parts of what it costs where it is alone, where there are several: the pages that one has written
-    /// are in another processor's cache.
+    /// All that an applier does, in parts of what it costs where it is alone, where there are
+    /// several: the pages that one has written are in another processor's cache.
     pub shared: f64,
     /// The same in batches.
     pub batch_shared: f64,

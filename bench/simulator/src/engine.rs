@@ -1,12 +1,13 @@
-//! A discrete event simulation of one subscription: decoder, leader, appliers, flushes. The dependency tracker and the
-//! consolidation are the real ones; time is what the costs say.
+//! A discrete event simulation of one subscription: decoder, leader, appliers, flushes. The
+//! dependency tracker and the consolidation are the real ones; time is what the costs say.
 //!
-//! Processors are shared evenly: with more runnable processes than processors, each runs at that part of its speed. Processes that
-//! wait use none.
+//! Processors are shared evenly: with more runnable processes than processors, each runs at that
+//! part of its speed. Processes that wait use none.
 //!
-//! What is taken at once is what the ring of transactions hands out: small ones many at a time. What an applier's work costs more
-//! where several share the pages is measured with two. Left out: that it may cost still more with many (caches, locks on pages and
-//! WAL buffers), the network, and local load. So a prediction for many appliers is the limit that scheduling sets.
+//! What is taken at once is what the ring of transactions hands out: small ones many at a time.
+//! What an applier's work costs more where several share the pages is measured with two. Left out:
+//! that it may cost still more with many (caches, locks on pages and WAL buffers), the network, and
+//! local load. So a prediction for many appliers is the limit that scheduling sets.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BinaryHeap, HashSet, VecDeque};
@@ -55,7 +56,8 @@ pub enum Flush {
     None,
     /// The leader, now and then, for all of them; as Braid does with `synchronous_commit`.
     Leader,
-    /// Each applier for its own, after it has passed the turn on; flushes that several wait for are one.
+    /// Each applier for its own, after it has passed the turn on; flushes that several wait for are
+    /// one.
     Appliers,
 }
 
@@ -73,7 +75,8 @@ pub struct Setup {
     pub mode: Mode,
     /// Flushes.
     pub flush: Flush,
-    /// Small transactions, too, are taken one by one, and batches are smaller: the leader has found that all appliers are faster than one.
+    /// Small transactions, too, are taken one by one, and batches are smaller: the leader has found
+    /// that all appliers are faster than one.
     #[serde(default)]
     pub singly: bool,
 }
@@ -481,7 +484,8 @@ impl Engine<'_> {
         self.employ();
     }
 
-    /// Idle appliers take what there is: one for each run that nobody has taken, and one where none is busy.
+    /// Idle appliers take what there is: one for each run that nobody has taken, and one where none
+    /// is busy.
     fn employ(&mut self) {
         for number in 0..self.appliers.len() {
             let idle = |applier: &Applier| applier.state == State::Idle;
@@ -514,7 +518,8 @@ impl Engine<'_> {
         self.taking().joins()
     }
 
-    /// As the appliers take them. Where there is one applier only, how much it takes at once changes nothing.
+    /// As the appliers take them. Where there is one applier only, how much it takes at once
+    /// changes nothing.
     fn grain(&self) -> Grain {
         let relaxed = self.setup.order == Order::Relaxed;
         let singly = self.setup.singly || self.setup.mode == Mode::Serial;
@@ -963,7 +968,8 @@ fn bottleneck(outcome: &Outcome, commits: f64, setup: Setup) -> &'static str {
         "appliers"
     } else if outcome.flush >= outcome.dependency.max(outcome.turn) && outcome.flush > 0.1 {
         "flushes"
-    // Whoever waits for its turn often does so behind one that waits for a key. Relaxed appliers without a ready transaction are idle.
+    // Whoever waits for its turn often does so behind one that waits for a key. Relaxed appliers
+    // without a ready transaction are idle.
     } else if outcome.dependency * 4.0 >= outcome.turn && outcome.dependency > 0.05
         || setup.order == Order::Relaxed && outcome.idle > 0.15
     {

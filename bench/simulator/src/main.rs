@@ -9,12 +9,16 @@
 //! braid-simulator one --trace FILE [--costs FILE] [--appliers N] [--cores N] [--mode M] [--order O] [--flush F] [--singly] [--rows WORKLOAD]
 //! ```
 //!
-//! `--no-decoder` leaves decoder and leader out, to see what the appliers could do. `run` writes `simulated.json` and `simulated.svg`: throughput for 1 to 64 appliers, per workload and mode, and what sets the limit at each
-//! point; as the leader does, one applier is taken where several are slower. `costs` prints the costs that follow from a result file of `make bench` with one applier, and
-//! a second one with two and `braid.parallel_apply = always` (`--quiet`: nothing else ran there),
-//! `check` compares with such files, and fails when a point is further away than `--within`. `record` makes a trace of what the output plugin
-//! sends, a frame in hexadecimal digits on each line of the standard input; `make bench-traces` has it do so for each workload, and `--traces` says
-//! where they are (`WORKLOAD.txt`). Without, and by `trace`, traces are generated. `one` simulates a trace from a file. Costs are microseconds, in JSON: see `costs.rs`.
+//! `--no-decoder` leaves decoder and leader out, to see what the appliers could do. `run` writes
+//! `simulated.json` and `simulated.svg`: throughput for 1 to 64 appliers, per workload and mode,
+//! and what sets the limit at each point; as the leader does, one applier is taken where several
+//! are slower. `costs` prints the costs that follow from a result file of `make bench` with one
+//! applier, and a second one with two and `braid.parallel_apply = always` (`--quiet`: nothing else
+//! ran there), `check` compares with such files, and fails when a point is further away than
+//! `--within`. `record` makes a trace of what the output plugin sends, a frame in hexadecimal
+//! digits on each line of the standard input; `make bench-traces` has it do so for each workload,
+//! and `--traces` says where they are (`WORKLOAD.txt`). Without, and by `trace`, traces are
+//! generated. `one` simulates a trace from a file. Costs are microseconds, in JSON: see `costs.rs`.
 #![forbid(unsafe_code)]
 
 mod chart;
@@ -79,7 +83,8 @@ impl Arguments {
         })
     }
 
-    /// The first transactions of a workload: as they were recorded, if it is said where, else generated.
+    /// The first transactions of a workload: as they were recorded, if it is said where, else
+    /// generated.
     fn trace_of(
         &self,
         workload: Workload,
@@ -138,7 +143,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Where commits wait for each other, the leader tries one applier and all, and keeps what is faster.
+/// Where commits wait for each other, the leader tries one applier and all, and keeps what is
+/// faster.
 fn as_the_leader_has_it(trace: &[Transaction], costs: &Costs, rows: Rows, setup: Setup) -> Outcome {
     if setup.order == Order::Relaxed || setup.appliers == 1 {
         return simulate(trace, costs, rows, setup);

@@ -1,5 +1,5 @@
-//! What `make bench` has measured: throughput, and processor time by process. Costs are made of the drains with one applier, the
-//! check takes any.
+//! What `make bench` has measured: throughput, and processor time by process. Costs are made of the
+//! drains with one applier, the check takes any.
 
 use std::collections::BTreeMap;
 
@@ -182,8 +182,9 @@ impl Results {
             .collect()
     }
 
-    /// Costs of what was measured with one applier, and what they come to where there are several, by what was measured `with_two`.
-    /// `quiet`: nothing else ran, so that time without processor time was waiting.
+    /// Costs of what was measured with one applier, and what they come to where there are several,
+    /// by what was measured `with_two`. `quiet`: nothing else ran, so that time without processor
+    /// time was waiting.
     ///
     /// # Errors
     /// When it was not measured with one applier, or two, or without single-row inserts.

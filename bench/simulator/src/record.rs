@@ -8,8 +8,8 @@ use crate::workload::{Change, Operation, Transaction};
 /// `pg_logical_slot_peek_binary_changes` gives.
 ///
 /// # Errors
-/// Which line is no frame, or what a trace does not have: whole tables that are truncated, and transactions that come before they have
-/// committed, or prepared.
+/// Which line is no frame, or what a trace does not have: whole tables that are truncated, and
+/// transactions that come before they have committed, or prepared.
 pub fn transactions(frames: impl Iterator<Item = String>) -> Result<Vec<Transaction>, String> {
     let mut trace = Vec::new();
     let mut in_hand: Option<Transaction> = None;

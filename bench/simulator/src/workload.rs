@@ -1,8 +1,9 @@
-//! Traces: for each transaction its changes' tables, operations and key hashes, and its bytes. Made for the workloads of the
-//! benchmarks, or read from a file of what a provider really sent.
+//! Traces: for each transaction its changes' tables, operations and key hashes, and its bytes. Made
+//! for the workloads of the benchmarks, or read from a file of what a provider really sent.
 //!
-//! As text, a line is a transaction: bytes, then each change as `operation:table:hash[,hash]` (operation `i`, `u`, `d`; `U` and `D`
-//! for those with a barrier on their table; hashes hexadecimal), separated by blanks. The first hash is of the key that finds the row.
+//! As text, a line is a transaction: bytes, then each change as `operation:table:hash[,hash]`
+//! (operation `i`, `u`, `d`; `U` and `D` for those with a barrier on their table; hashes
+//! hexadecimal), separated by blanks. The first hash is of the key that finds the row.
 
 use std::fmt::Write;
 

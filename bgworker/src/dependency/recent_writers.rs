@@ -1,17 +1,20 @@
 //! Who wrote a key last, in fixed memory: a set-associative table of cache lines.
 //!
-//! A key's hash chooses a line and a tag in it; the line has room for seven keys. A key of a committed transaction makes room for
-//! another by being overwritten. When all seven are of transactions that still wait, the oldest is forgotten: the line keeps
-//! the number of the latest transaction of which it has forgotten a key, and whoever does not find its own key there
-//! waits for all up to that one. So a full table costs waiting, first of those few that share a line, and never order.
+//! A key's hash chooses a line and a tag in it; the line has room for seven keys. A key of a
+//! committed transaction makes room for another by being overwritten. When all seven are of
+//! transactions that still wait, the oldest is forgotten: the line keeps the number of the latest
+//! transaction of which it has forgotten a key, and whoever does not find its own key there waits
+//! for all up to that one. So a full table costs waiting, first of those few that share a line, and
+//! never order.
 //!
-//! Numbers are kept by their low 32 bits and read relative to the transaction in hand. One that is more than 2^32 behind may look
-//! like one that waits: again an edge too many, never one too few.
+//! Numbers are kept by their low 32 bits and read relative to the transaction in hand. One that is
+//! more than 2^32 behind may look like one that waits: again an edge too many, never one too few.
 
 /// Keys in a line.
 const WAYS: usize = 7;
 
-/// As many tags as writers; the tag of the last place is not used, and its writer is the latest one that was forgotten.
+/// As many tags as writers; the tag of the last place is not used, and its writer is the latest one
+/// that was forgotten.
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(C, align(64))]
 struct Line {
@@ -100,8 +103,8 @@ impl RecentWriters {
         }
         let (age, lane) = oldest;
         if age < window {
-            // All of them wait, or are this transaction's own: then it has just made what was forgotten before its own edge,
-            // and whoever waits for it waits for that too.
+            // All of them wait, or are this transaction's own: then it has just made what was
+            // forgotten before its own edge, and whoever waits for it waits for that too.
             self.forgotten += 1;
             *latest_forgotten = if age_of_forgotten < window {
                 now.wrapping_sub(age.min(age_of_forgotten))

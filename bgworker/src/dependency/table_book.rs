@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// Spreads the numbers of tables; nobody gains by choosing bad ones but that their own stream is slow.
+/// Spreads the numbers of tables; nobody gains by choosing bad ones but that their own stream is
+/// slow.
 #[derive(Debug, Default, Clone)]
 struct Spread(u64);
 
@@ -60,7 +61,8 @@ impl TableBook {
         }
     }
 
-    /// The transaction in hand changes `table`. Returns whether it has a barrier on it; `None` when there is no room.
+    /// The transaction in hand changes `table`. Returns whether it has a barrier on it; `None` when
+    /// there is no room.
     #[inline]
     pub fn touch(&mut self, table: u32) -> Option<bool> {
         let place = match self.last {

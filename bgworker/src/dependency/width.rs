@@ -1,11 +1,12 @@
-//! How wide the graph of what is in flight is: how many of its transactions could run side by side, if there were enough appliers.
-//! Asked now and then by the leader, for the views.
+//! How wide the graph of what is in flight is: how many of its transactions could run side by side,
+//! if there were enough appliers. Asked now and then by the leader, for the views.
 //!
-//! The width is the number of transactions in flight over the longest chain among them (work over span): 1 for updates of
-//! one row, their number for transactions that share nothing.
+//! The width is the number of transactions in flight over the longest chain among them (work over
+//! span): 1 for updates of one row, their number for transactions that share nothing.
 //!
-//! Each transaction remembers one that it waits for: that with the longest chain behind it when it entered. So a chain may be taken for
-//! shorter than it is, where it has been worked off from several ends; never for longer.
+//! Each transaction remembers one that it waits for: that with the longest chain behind it when it
+//! entered. So a chain may be taken for shorter than it is, where it has been worked off from
+//! several ends; never for longer.
 
 use super::Edges;
 

@@ -1,7 +1,9 @@
-//! Commits that overtake each other, and crashes between them: what is in the local WAL is what is not asked for again.
+//! Commits that overtake each other, and crashes between them: what is in the local WAL is what is
+//! not asked for again.
 //!
-//! The local WAL is a list of commits, of which a crash leaves a part from its start. Appliers read the mark, commit, and mark
-//! their transactions as done in separate steps, with those of others between them.
+//! The local WAL is a list of commits, of which a crash leaves a part from its start. Appliers read
+//! the mark, commit, and mark their transactions as done in separate steps, with those of others
+//! between them.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,5 @@
-//! Whether one applier takes transactions or all do, against a machine of which is known how fast it is with one and with all.
+//! Whether one applier takes transactions or all do, against a machine of which is known how fast
+//! it is with one and with all.
 
 use std::time::Duration;
 
@@ -182,7 +183,8 @@ fn while_nothing_waits_nothing_is_tried() {
 
 #[test]
 fn a_pause_in_the_middle_of_a_turn_does_not_count() {
-    // Most of the time nothing waits, in which everybody is slow; with waiting transactions all are twice as fast.
+    // Most of the time nothing waits, in which everybody is slow; with waiting transactions all are
+    // twice as fast.
     let mut machine = Machine::new(5, 40_000.0, 80_000.0);
     for _ in 0..200 {
         machine.full(50);

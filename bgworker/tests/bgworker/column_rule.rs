@@ -1,5 +1,5 @@
-//! Nodes that write the same row and deliver their changes in random order: the columns with rules end the same on all of them, and
-//! sums are those of all that was added.
+//! Nodes that write the same row and deliver their changes in random order: the columns with rules
+//! end the same on all of them, and sums are those of all that was added.
 
 use braid_bgworker::column_rule::{Came, ColumnRule, Here, Values, is_again, merge, takes, writes};
 use braid_bgworker::conflict::{
@@ -167,7 +167,8 @@ impl Node {
         };
     }
 
-    /// A change that a session of the node `at` makes, at a time that is not before what it has seen.
+    /// A change that a session of the node `at` makes, at a time that is not before what it has
+    /// seen.
     fn write(&mut self, at: usize, change: Change, time: i64) -> Stamp {
         let seen = self
             .row
@@ -232,7 +233,8 @@ fn number(random: &mut Random, nulls: bool) -> Option<i64> {
     (!nulls || !random.one_in(4)).then(|| i64::try_from(random.below(9)).unwrap() - 4)
 }
 
-/// Whether a column is null may depend on the order where it was set back to null; its sum never does.
+/// Whether a column is null may depend on the order where it was set back to null; its sum never
+/// does.
 fn agree(nodes: &[Node], exactly: bool, round: usize) {
     let what = |node: &Node| {
         node.row.map(|row| {
@@ -346,7 +348,8 @@ fn every_increment_counts_on_every_node() {
     }
 }
 
-/// A row is deleted and inserted anew by one node, while others add to the old one before that, and to the new one once they have it.
+/// A row is deleted and inserted anew by one node, while others add to the old one before that, and
+/// to the new one once they have it.
 #[test]
 fn what_was_added_to_a_deleted_row_is_not_in_the_next_one() {
     let mut random = Random::new("what_was_added_to_a_deleted_row_is_not_in_the_next_one");
@@ -390,7 +393,8 @@ fn what_was_added_to_a_deleted_row_is_not_in_the_next_one() {
             .map(|(node, before)| what_is_added(&node.log[*before..]))
             .sum();
         deliver_all(&mut random, &mut nodes);
-        // A change of the new row that overtakes the deletion adds to the old one where that still is.
+        // A change of the new row that overtakes the deletion adds to the old one where that still
+        // is.
         let overtaken = count > 2;
         if overtaken {
             continue;
@@ -492,8 +496,8 @@ impl Registers {
     }
 }
 
-/// Each column has the value of the newest change that wrote it, on every node: whatever the order in which changes arrive, when local ones are read off
-/// WAL, and what comes more than once.
+/// Each column has the value of the newest change that wrote it, on every node: whatever the order
+/// in which changes arrive, when local ones are read off WAL, and what comes more than once.
 #[test]
 fn each_column_has_its_newest_value_on_every_node() {
     let mut random = Random::new("each_column_has_its_newest_value_on_every_node");

@@ -1,4 +1,5 @@
-//! Commit timestamps that are kept: what is read is what was written, and bytes that are not a block are refused.
+//! Commit timestamps that are kept: what is read is what was written, and bytes that are not a
+//! block are refused.
 
 use braid_bgworker::commit_block::{Commit, TRANSACTIONS, decode, encode, place_of};
 use proptest::prelude::*;

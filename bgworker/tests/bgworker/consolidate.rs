@@ -1,5 +1,5 @@
-//! Net changes give what the changes give one after the other: against a model of tables with versions, deletions' traces, and
-//! conflicts decided by `last_update_wins`.
+//! Net changes give what the changes give one after the other: against a model of tables with
+//! versions, deletions' traces, and conflicts decided by `last_update_wins`.
 
 use std::collections::BTreeMap;
 
@@ -39,7 +39,8 @@ pub(super) struct Made {
 /// What stands under a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Register {
-    /// The version is not known for a copied row. `extra` is a column that the source does not have.
+    /// The version is not known for a copied row. `extra` is a column that the source does not
+    /// have.
     Row {
         version: Option<(i64, u32)>,
         columns: Columns,
@@ -407,7 +408,8 @@ fn initial(random: &mut Random, keys: u64, conflicts: bool) -> (Source, Subscrib
         }
     }
     if !conflicts {
-        // The same rows, perhaps of versions that nobody knows, and something in their extra column.
+        // The same rows, perhaps of versions that nobody knows, and something in their extra
+        // column.
         subscriber.registers.clear();
         for (place, columns) in &source.rows {
             let row = Register::Row {

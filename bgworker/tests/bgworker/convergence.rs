@@ -1,5 +1,5 @@
-//! Nodes that write, exchange their changes in any order and apply the conflict rules end with the state of one
-//! last-writer-wins register per key.
+//! Nodes that write, exchange their changes in any order and apply the conflict rules end with the
+//! state of one last-writer-wins register per key.
 
 mod group;
 mod history;
@@ -38,8 +38,8 @@ fn i2_a_mesh_that_truncates_converges() {
     );
 }
 
-/// Where it goes on as itself, also from a node on which some rows stay, it is no different by way of others. It comes to rest, as who has
-/// it, or a newer one, passes it on no more.
+/// Where it goes on as itself, also from a node on which some rows stay, it is no different by way
+/// of others. It comes to rest, as who has it, or a newer one, passes it on no more.
 #[test]
 fn i2_i8_truncates_are_passed_on() {
     let test = "i2_i8_truncates_are_passed_on";
@@ -78,7 +78,8 @@ fn i2_what_finds_nothing_is_news_to_those_behind() {
             assert!(mended.run().is_ok(), "{mended:?}");
         }
     }
-    // A star around a. Two ends delete a row, the older deletion comes first; then the end that made it inserts the row anew, before the other's.
+    // A star around a. Two ends delete a row, the older deletion comes first; then the end that
+    // made it inserts the row anew, before the other's.
     let differs = |passes_on: bool| {
         let mut group = Group::new(3, Topology::Star);
         if !passes_on {
@@ -121,7 +122,8 @@ fn i2_a_chain_converges() {
     converges("i2_a_chain_converges", Course::new(Topology::Chain));
 }
 
-/// A clock that is set back changes who wins, but nodes agree: commits wait until it is past what their node itself has committed, too.
+/// A clock that is set back changes who wins, but nodes agree: commits wait until it is past what
+/// their node itself has committed, too.
 #[test]
 fn i4_clocks_may_step_back() {
     for topology in [
@@ -138,8 +140,9 @@ fn i4_clocks_may_step_back() {
     }
 }
 
-/// Why a node's own commits count as seen. It writes a row at 10 and, with its clock set back, again at 5; another writes it at 7. Who has
-/// the 10 in between keeps it against the 7 and then takes the 5, which follows it; who gets the 7 last takes that.
+/// Why a node's own commits count as seen. It writes a row at 10 and, with its clock set back,
+/// again at 5; another writes it at 7. Who has the 10 in between keeps it against the 7 and then
+/// takes the 5, which follows it; who gets the 7 last takes that.
 #[test]
 fn i4_covers_a_nodes_own_commits() {
     let mut group = Group::new(3, Topology::Mesh);
@@ -178,8 +181,8 @@ fn a_history_that_fails_is_shown_in_its_smallest_form() {
     }
 }
 
-/// Merging is by the row's version alone: for each pair of versions and each kind of change there is one winner, whichever
-/// comes first.
+/// Merging is by the row's version alone: for each pair of versions and each kind of change there
+/// is one winner, whichever comes first.
 #[test]
 fn i2_merging_commutes_and_is_idempotent() {
     let stamps = [(1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2)];
@@ -217,7 +220,8 @@ fn i2_merging_commutes_and_is_idempotent() {
     }
 }
 
-/// With one writer nobody conflicts: its stream's order is the order of its versions, even when its clock steps back.
+/// With one writer nobody conflicts: its stream's order is the order of its versions, even when its
+/// clock steps back.
 #[test]
 fn i2_a_single_writers_clock_may_step_back() {
     let mut random = Random::new("i2_a_single_writers_clock_may_step_back");
@@ -241,8 +245,8 @@ fn i2_a_single_writers_clock_may_step_back() {
     }
 }
 
-/// Why I4 is an invariant, and why a deletion counts as seen: a writer whose clock is behind what its node has seen makes
-/// nodes differ for good, whatever the rules.
+/// Why I4 is an invariant, and why a deletion counts as seen: a writer whose clock is behind what
+/// its node has seen makes nodes differ for good, whatever the rules.
 #[test]
 fn i4_is_what_convergence_rests_on() {
     let mut group = Group::new(2, Topology::Mesh);
@@ -262,7 +266,8 @@ fn i4_is_what_convergence_rests_on() {
     assert!(group.nodes[1].has(0) && !group.nodes[0].has(0));
 }
 
-/// I3: the version that counts is that of the row's origin, so it makes no difference by which way a change comes.
+/// I3: the version that counts is that of the row's origin, so it makes no difference by which way
+/// a change comes.
 #[test]
 fn i3_the_rows_origin_decides_and_not_the_sender() {
     for local in [(1, 0), (1, 1), (2, 2)] {

@@ -1,5 +1,5 @@
-//! Nodes that add rows to a table without a key and take them out, and deliver their changes in random order: in the end all have the same
-//! rows, each as often as the others have it.
+//! Nodes that add rows to a table without a key and take them out, and deliver their changes in
+//! random order: in the end all have the same rows, each as often as the others have it.
 
 use std::collections::BTreeMap;
 
@@ -110,7 +110,8 @@ impl Node {
         }
     }
 
-    /// A removal has no row: nothing that is here was meant for it when it came, or what it had taken was another one's.
+    /// A removal has no row: nothing that is here was meant for it when it came, or what it had
+    /// taken was another one's.
     fn find_another(&mut self, row: u32, stamp: Stamp, with: Rules) {
         let alike: Vec<usize> = (0..self.taken.len())
             .filter(|place| with.hands_on && self.taken[*place].0 == row)
@@ -176,7 +177,8 @@ const ALL: Rules = Rules {
 /// Who writes what.
 #[derive(Debug, Clone, Copy)]
 enum Rows {
-    /// Each row is another one than all that were written before, as rows with a time in them are. All nodes change them.
+    /// Each row is another one than all that were written before, as rows with a time in them are.
+    /// All nodes change them.
     Distinct,
     /// There are a few, many times. All nodes add them; each is taken out by one node only.
     Alike,
@@ -304,7 +306,8 @@ fn keyless_tables_need_what_is_remembered() {
     assert!(differs(Rows::Truncated, holds));
 }
 
-/// One node takes a row out and adds it again, while another one changes the row that was there before.
+/// One node takes a row out and adds it again, while another one changes the row that was there
+/// before.
 #[test]
 fn keyless_rows_that_are_newer_than_a_change_stay() {
     for (looks, agree) in [(true, true), (false, false)] {

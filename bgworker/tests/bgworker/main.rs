@@ -1,5 +1,5 @@
-//! The decisions of the background workers against models. Randomized tests print their seed; `BRAID_TEST_SEED=n` repeats
-//! a run.
+//! The decisions of the background workers against models. Randomized tests print their seed;
+//! `BRAID_TEST_SEED=n` repeats a run.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,

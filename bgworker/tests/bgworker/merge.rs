@@ -1,4 +1,5 @@
-//! Nodes whose conflicts a function settles: they end with the same rows and versions, whatever the order in which changes arrive.
+//! Nodes whose conflicts a function settles: they end with the same rows and versions, whatever the
+//! order in which changes arrive.
 
 use braid_bgworker::conflict::{Action, Kind, Local, Version, decide_insert, decide_update};
 use braid_bgworker::merge::{Answer, MergeAction, sees, settle};
@@ -115,7 +116,8 @@ enum Last {
     Joins,
 }
 
-/// Write and deliver at random, then deliver the rest. What each node ends with, and how much was added.
+/// Write and deliver at random, then deliver the rest. What each node ends with, and how much was
+/// added.
 fn run(
     random: &mut Random,
     merge: Merge,
@@ -197,8 +199,9 @@ fn deliver(nodes: &mut [Node], at: usize, from: usize, merge: Merge, whole: bool
     true
 }
 
-/// A node that was not there copies another one's row, with version and mark. It gets that one's changes from there on; the others' from a
-/// position on up to which that one had read them, so that the copy has the first of them already.
+/// A node that was not there copies another one's row, with version and mark. It gets that one's
+/// changes from there on; the others' from a position on up to which that one had read them, so
+/// that the copy has the first of them already.
 fn join(nodes: &mut [Node], at: usize, random: &mut Random) {
     let from = random.index(nodes.len() - 1);
     nodes[at].row = nodes[from].row;

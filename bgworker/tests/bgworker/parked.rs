@@ -1,5 +1,6 @@
-//! Transactions that can't be applied are parked with all that depends on them, applied later or given up: what there is in the end is
-//! what there would be had all been applied one after the other.
+//! Transactions that can't be applied are parked with all that depends on them, applied later or
+//! given up: what there is in the end is what there would be had all been applied one after the
+//! other.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,5 @@
-//! What is confirmed, under random interleavings of receiving, committing and flushing; and the table of policies.
+//! What is confirmed, under random interleavings of receiving, committing and flushing; and the
+//! table of policies.
 
 use braid_bgworker::policy::{Policy, backoff_ms, for_apply, for_provider, provider_hint};
 use braid_bgworker::progress::Progress;
@@ -12,8 +13,8 @@ struct Transaction {
     local_end: Option<u64>,
 }
 
-/// Flushed never passes what is durable here, applied never what is committed here, and none goes back; and in the end
-/// everything is confirmed.
+/// Flushed never passes what is durable here, applied never what is committed here, and none goes
+/// back; and in the end everything is confirmed.
 #[test]
 fn i1_nothing_is_confirmed_that_is_not_durable() {
     let mut random = Random::new("i1_nothing_is_confirmed_that_is_not_durable");
@@ -93,7 +94,8 @@ fn i1_nothing_is_confirmed_that_is_not_durable() {
     }
 }
 
-/// All SQLSTATEs that PostgreSQL could make: five of 36 characters. A class has one policy but for the codes named here.
+/// All SQLSTATEs that PostgreSQL could make: five of 36 characters. A class has one policy but for
+/// the codes named here.
 #[test]
 fn every_sqlstate_has_a_policy_and_classes_keep_together() {
     let characters: Vec<char> = ('0'..='9').chain('A'..='Z').collect();

@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-/// How long a randomized test goes on: `BRAID_TEST_SECONDS`, a second and a half by default, and at least some rounds.
+/// How long a randomized test goes on: `BRAID_TEST_SECONDS`, a second and a half by default, and at
+/// least some rounds.
 pub struct Budget {
     until: Instant,
     rounds: usize,

@@ -1,5 +1,6 @@
-//! The 90-50 rule against load curves (`tests/load`): drawn ones of all kinds, and four that were recorded. The plant is simple: an applier carries 1,000 rows a second, what is
-//! offered beyond that waits.
+//! The 90-50 rule against load curves (`tests/load`): drawn ones of all kinds, and four that were
+//! recorded. The plant is simple: an applier carries 1,000 rows a second, what is offered beyond
+//! that waits.
 
 use std::time::Duration;
 
@@ -323,8 +324,8 @@ fn a_doubling_without_gain_is_the_last() {
 
 #[test]
 fn where_one_applier_takes_everything_the_others_count_as_idle() {
-    // Of eight, one is always busy: it takes all transactions, as all together were found to be no faster. More do not help, and two are left, so that
-    // it can be found to be otherwise.
+    // Of eight, one is always busy: it takes all transactions, as all together were found to be no
+    // faster. More do not help, and two are left, so that it can be found to be otherwise.
     let run = |busy: fn(f64) -> f64| {
         let mut scaler = Scaler::new(Rule::default(), limits(1, 64), 8);
         let mut numbers = vec![8];

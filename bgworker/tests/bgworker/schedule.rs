@@ -1,8 +1,9 @@
 //! Applying in parallel along the dependency graph gives what applying one by one gives.
 //!
-//! Tables are in memory, with three unique keys each. Each transaction's operations are those of a serial history at the source;
-//! each says what it must find. A schedule applies an operation as soon as its transaction may start: what other transactions see
-//! of it does not matter, as those that look at the same keys must wait.
+//! Tables are in memory, with three unique keys each. Each transaction's operations are those of a
+//! serial history at the source; each says what it must find. A schedule applies an operation as
+//! soon as its transaction may start: what other transactions see of it does not matter, as those
+//! that look at the same keys must wait.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -75,7 +76,8 @@ impl Table {
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 struct Database {
     tables: BTreeMap<u32, Table>,
-    /// What the trigger makes: it depends on the order of all rows that it saw, and on the other tables' sizes.
+    /// What the trigger makes: it depends on the order of all rows that it saw, and on the other
+    /// tables' sizes.
     trail: u64,
 }
 
@@ -226,7 +228,8 @@ fn enter(tracker: &mut DependencyTracker, operation: &Operation, hashes: Hashes)
 enum Order {
     /// Starts after `latest`, commits in the order of the source.
     Source,
-    /// Starts after all that it depends on, commits when it is done. Keeps up to so many single edges.
+    /// Starts after all that it depends on, commits when it is done. Keeps up to so many single
+    /// edges.
     Relaxed(usize),
 }
 
@@ -268,13 +271,15 @@ struct Replay<'a> {
 }
 
 impl Replay<'_> {
-    /// Run the transactions in a random schedule. The tracker is asked as the leader does it: a bounded way ahead, knowing what
-    /// is committed by then. Returns the outcome and how many ran at a time.
+    /// Run the transactions in a random schedule. The tracker is asked as the leader does it: a
+    /// bounded way ahead, knowing what is committed by then. Returns the outcome and how many ran
+    /// at a time.
     fn run(&self, random: &mut Random) -> Result<(Database, usize), String> {
         let mut tracker = DependencyTracker::new(self.capacity);
         let mut database = Database::default();
         let mut edges: Vec<Kept> = Vec::new();
-        // Numbers start at 1. `done` is beyond `committed` only when commits may overtake each other.
+        // Numbers start at 1. `done` is beyond `committed` only when commits may overtake each
+        // other.
         let (mut committed, mut done) = (0, BTreeSet::new());
         let mut running: Vec<(u64, usize)> = Vec::new();
         let mut taken: BTreeSet<u64> = BTreeSet::new();
@@ -336,8 +341,9 @@ impl Replay<'_> {
         Ok((database, most))
     }
 
-    /// The same in batches: runs are taken in order, as from the ring, and what goes together is committed as one. In the source's
-    /// order, or whenever a batch is done: then one ends before what would have to wait.
+    /// The same in batches: runs are taken in order, as from the ring, and what goes together is
+    /// committed as one. In the source's order, or whenever a batch is done: then one ends before
+    /// what would have to wait.
     fn run_batches(
         &self,
         random: &mut Random,

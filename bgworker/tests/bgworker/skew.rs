@@ -1,11 +1,13 @@
-//! How far clocks are apart: what is measured is true whatever the network does, and a clock that is set is noticed.
+//! How far clocks are apart: what is measured is true whatever the network does, and a clock that
+//! is set is noticed.
 
 use braid_bgworker::skew::{Alarm, Burst, DRIFT, Exchange, REPEAT, Say, Skew};
 use proptest::prelude::*;
 
 const SECOND: i64 = 1_000_000;
 
-/// A question that takes `there` to arrive and whose answer takes `back`, of a clock that shows `difference` more.
+/// A question that takes `there` to arrive and whose answer takes `back`, of a clock that shows
+/// `difference` more.
 fn exchange(at: i64, to: i64, back: i64, difference: i64) -> Exchange {
     Exchange {
         asked: at,
@@ -164,7 +166,8 @@ fn no_numbers_overflow() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// Whatever delays there are, and with clocks that drift by no more than they may, the truth is within the error.
+    /// Whatever delays there are, and with clocks that drift by no more than they may, the truth is
+    /// within the error.
     #[test]
     fn the_truth_is_within_the_error(
         start in -1_000_000_000_000_i64..1_000_000_000_000,
@@ -185,7 +188,8 @@ proptest! {
         }
     }
 
-    /// A clock that is set by more than what is known to within is noticed by the next exchange, whose error holds.
+    /// A clock that is set by more than what is known to within is noticed by the next exchange,
+    /// whose error holds.
     #[test]
     fn a_step_is_noticed(
         before in prop::collection::vec((0_i64..10_000, 0_i64..10_000), 1..40),

@@ -1,11 +1,12 @@
-//! A transaction in pieces, and crashes anywhere between them: each change takes effect once, in its order.
+//! A transaction in pieces, and crashes anywhere between them: each change takes effect once, in
+//! its order.
 
 use braid_bgworker::split::{Progress, Split};
 
 use crate::random::{Budget, Random};
 
-/// Apply `contents` from what is committed, in pieces of at most `most`, until a crash after so many changes. What is in the pieces that
-/// were committed, with what was written down in each.
+/// Apply `contents` from what is committed, in pieces of at most `most`, until a crash after so
+/// many changes. What is in the pieces that were committed, with what was written down in each.
 fn run(
     contents: &[u64],
     most: u64,

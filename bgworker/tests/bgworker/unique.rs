@@ -1,6 +1,7 @@
-//! Nodes whose rows have a further unique key: a row that loses to another one, anywhere, is dead everywhere in the version that lost,
-//! because whoever finds that out tells the others (`crates/apply/src/eviction.rs`). Delivered in any order, all end with the same
-//! rows, no two of one code, and what was written last of all is among them.
+//! Nodes whose rows have a further unique key: a row that loses to another one, anywhere, is dead
+//! everywhere in the version that lost, because whoever finds that out tells the others
+//! (`crates/apply/src/eviction.rs`). Delivered in any order, all end with the same rows, no two of
+//! one code, and what was written last of all is among them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -163,7 +164,8 @@ struct Group {
     /// How far each node, the second, has read what each, the first, has written.
     read: BTreeMap<(usize, usize), usize>,
     tells: bool,
-    /// Commits are a microsecond apart at most, as the version is that is told from the one that lost.
+    /// Commits are a microsecond apart at most, as the version is that is told from the one that
+    /// lost.
     dense: bool,
     clock: i64,
     /// The newest write of all.
@@ -245,7 +247,8 @@ impl Group {
     }
 }
 
-/// A history over a few keys and codes, with links that are held up. Returns whether all nodes are equal in the end.
+/// A history over a few keys and codes, with links that are held up. Returns whether all nodes are
+/// equal in the end.
 fn run(random: &mut Random, round: usize, tells: bool) -> bool {
     let count = 2 + random.index(3);
     let (keys, codes) = (2 + random.below(5), 1 + random.below(4));

@@ -10,18 +10,19 @@
 //! key stays the register of `braid_bgworker::conflict`, for which it does not matter how many
 //! nodes find out, and in which order.
 //!
-//! 1. Carry it out here, in one transaction: the losers go, with a tombstone of the version that is told, and for each there is a row
-//!    in `braid.displacement`, which is yet to be told. A loser that was about to come meets the tombstone at the next attempt, and stays
-//!    away.
-//! 2. Tell: delete those rows, each in a transaction of this node's own, of which the output plugin makes the deletion that is told
-//!    (`plugin::displacement`). What a crash has left there the manager tells later.
+//! 1. Carry it out here, in one transaction: the losers go, with a tombstone of the version that is
+//!    told, and for each there is a row in `braid.displacement`, which is yet to be told. A loser
+//!    that was about to come meets the tombstone at the next attempt, and stays away.
+//! 2. Tell: delete those rows, each in a transaction of this node's own, of which the output plugin
+//!    makes the deletion that is told (`plugin::displacement`). What a crash has left there the
+//!    manager tells later.
 //!
 //! A row that is to come loses only if its transaction leaves it so: it may change again in there,
 //! and then be in nobody's way.
 //!
-//! One attempt finds all rows here that are to leave ([`Session::leave_for_now`]): each leaves within
-//! the attempt, which goes on, and is rolled back at its end. If each of 3,000 rows had the attempt
-//! rolled back, the transaction would be applied 3,000 times.
+//! One attempt finds all rows here that are to leave ([`Session::leave_for_now`]): each leaves
+//! within the attempt, which goes on, and is rolled back at its end. If each of 3,000 rows had the
+//! attempt rolled back, the transaction would be applied 3,000 times.
 //!
 //! Where no deletions are remembered only one node writes, and where the user's function has
 //! decided there is no version to tell: there the row leaves as a deletion of this node.
@@ -222,9 +223,9 @@ impl Session {
         self.attempt().kept_out.let_in(hash);
     }
 
-    /// Has rows leave that lose to the one in the new slot, and whose leaving is planned, within the
-    /// current attempt only. The attempt goes on, so that it finds all rows that are to leave, and is
-    /// rolled back at its end ([`Session::check_leaving`]).
+    /// Has rows leave that lose to the one in the new slot, and whose leaving is planned, within
+    /// the current attempt only. The attempt goes on, so that it finds all rows that are to leave,
+    /// and is rolled back at its end ([`Session::check_leaving`]).
     ///
     /// From this point on the attempt decides as the next attempt does once the rows have left, or
     /// else it ends:
@@ -274,8 +275,8 @@ impl Session {
         Ok(Way::ForNow)
     }
 
-    /// A row is not here. Ends the attempt if that is one that it had leave, and the next attempt may
-    /// decide otherwise about a change of it.
+    /// A row is not here. Ends the attempt if that is one that it had leave, and the next attempt
+    /// may decide otherwise about a change of it.
     pub(super) fn check_left_for_now(&self, key: Key, values: &RowValues) -> Result<(), PgError> {
         let left = self.attempt.as_ref().map(|attempt| &attempt.left_for_now);
         let Some(left) = left.filter(|left| !left.is_empty()) else {

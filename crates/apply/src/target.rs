@@ -306,8 +306,8 @@ impl Session {
         })
     }
 
-    /// Whether transactions that change tables which are still to be copied are parked. If not, such
-    /// changes are left out: the leader hands out only what is older than the copy will be.
+    /// Whether transactions that change tables which are still to be copied are parked. If not,
+    /// such changes are left out: the leader hands out only what is older than the copy will be.
     pub(super) fn parks_for_copies(&self) -> bool {
         registry::subscription(self.identity.subscription_id)
             .is_some_and(registry::SubscriptionEntry::parks_for_copies)

@@ -83,7 +83,8 @@ impl UserSwitch {
     }
 
     /// Work as `user` from here on, who refreshes a materialized view. PostgreSQL runs the view's
-    /// query as its owner, with limits of its own; what it does around that needs a temporary table.
+    /// query as its owner, with limits of its own; what it does around that needs a temporary
+    /// table.
     pub fn work_as_caller_of_refresh(&mut self, user: pg_sys::Oid) {
         self.restore();
         self.work_as_limited(user, pg_sys::SECURITY_LOCAL_USERID_CHANGE);

@@ -1,5 +1,5 @@
-//! Bytes of everything that a member of a group keeps or sends: fixed-width big-endian numbers, and runs of
-//! bytes after their length.
+//! Bytes of everything that a member of a group keeps or sends: fixed-width big-endian numbers, and
+//! runs of bytes after their length.
 //!
 //! Reading never panics, whatever the bytes are. Lengths are bounded before memory is taken. Not
 //! for: the meaning of the values, which each type checks itself.

@@ -1,6 +1,8 @@
-//! A replication connection, over libpq: its connection strings, environment, password file, TLS and authentication.
+//! A replication connection, over libpq: its connection strings, environment, password file, TLS
+//! and authentication.
 //!
-//! All unsafe code of this program is here. Connecting and commands block; the stream is read without blocking.
+//! All unsafe code of this program is here. Connecting and commands block; the stream is read
+//! without blocking.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, c_char, c_int};
@@ -27,7 +29,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the same may work later: the connection, a server that stops or starts, a slot that another process still holds.
+    /// Whether the same may work later: the connection, a server that stops or starts, a slot that
+    /// another process still holds.
     pub fn may_pass(&self) -> bool {
         match self {
             Self::Connection(_) => true,
@@ -139,7 +142,8 @@ impl Connection {
     /// Run a command and give the columns of its first row; none if there is no row.
     pub fn row(&mut self, command: &str) -> Result<Vec<Option<String>>> {
         let command = c_string(command)?;
-        // SAFETY: a C string; values are copied from within the result's bounds, which is freed once.
+        // SAFETY: a C string; values are copied from within the result's bounds, which is freed
+        // once.
         unsafe {
             let result = pq_sys::PQexec(self.raw, command.as_ptr());
             let row = if pq_sys::PQresultStatus(result) == ExecStatusType::PGRES_TUPLES_OK {

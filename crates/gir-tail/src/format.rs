@@ -1,15 +1,19 @@
 //! What the plugin's messages become, and which positions they make safe to report.
 //!
-//! The rule is: **what is confirmed is never cut.** An output may be cut back to the place that was marked last as whole. So a
-//! place is marked whole wherever nothing that was begun lies open before it, and a position counts as reached only while
-//! everything that was written is whole (`tail::Progress`). Open are
+//! The rule is: **what is confirmed is never cut.** An output may be cut back to the place that was
+//! marked last as whole. So a place is marked whole wherever nothing that was begun lies open
+//! before it, and a position counts as reached only while everything that was written is whole
+//! (`tail::Progress`). Open are
 //!
-//! - in text and JSON a transaction up to its commit or prepare, and a segment of one that still runs up to its end. What stands
-//!   outside of these, as stream headers and messages that are not transactional do, is whole by itself. Segments of a
-//!   transaction stay in the output although it may not have ended: the server sends them again, whatever is confirmed;
-//! - in wal2json's version 1 an object that goes on in the next message (`write-in-chunks`, `max-message-size`);
-//! - in its version 2 a transaction from its object B to its object C. Without `include-transaction` nothing tells where one ends,
-//!   and each object is whole. The positions of its changes lie before its commit, so confirming them does not confirm it.
+//! - in text and JSON a transaction up to its commit or prepare, and a segment of one that still
+//!   runs up to its end. What stands outside of these, as stream headers and messages that are not
+//!   transactional do, is whole by itself. Segments of a transaction stay in the output although it
+//!   may not have ended: the server sends them again, whatever is confirmed;
+//! - in wal2json's version 1 an object that goes on in the next message (`write-in-chunks`,
+//!   `max-message-size`);
+//! - in its version 2 a transaction from its object B to its object C. Without
+//!   `include-transaction` nothing tells where one ends, and each object is whole. The positions of
+//!   its changes lie before its commit, so confirming them does not confirm it.
 
 use std::fmt;
 use std::io;
@@ -117,7 +121,8 @@ impl Renderer {
         Self { form, order }
     }
 
-    /// Hand the lines of a message at `lsn` to `out`. Transactions that commit at or after `until` are left out.
+    /// Hand the lines of a message at `lsn` to `out`. Transactions that commit at or after `until`
+    /// are left out.
     ///
     /// # Errors
     /// [`Error`] of the first record that is not valid, or of `out`.
@@ -387,13 +392,15 @@ mod tests {
             self.renderer.message(lsn, body, until, kept)
         }
 
-        /// The position that a message lets be confirmed, if one, and how many lines a cut leaves then.
+        /// The position that a message lets be confirmed, if one, and how many lines a cut leaves
+        /// then.
         fn message(&mut self, lsn: u64, body: &[u8]) -> (Option<u64>, usize) {
             let complete = self.give(lsn, body).unwrap().complete;
             (complete.filter(|_| self.kept.is_whole()), self.kept.lines())
         }
 
-        /// In one message, as a server sends GIR; or, as it sends JSON, in a message each, the last of which counts.
+        /// In one message, as a server sends GIR; or, as it sends JSON, in a message each, the last
+        /// of which counts.
         fn records(&mut self, records: &[Record<'_>]) -> (Option<u64>, usize) {
             if self.server.is_some() {
                 let mut last = (None, 0);

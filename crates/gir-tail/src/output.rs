@@ -1,8 +1,9 @@
 //! Where lines go: a file or standard output.
 //!
-//! In a file a crash can leave half a line, and a lost connection half a transaction; both are cut off before more is written, for the
-//! server sends them again. What is confirmed is never cut: `format` marks where nothing is open, a cut goes back no further than to
-//! the last such mark, and `tail` confirms a position only where all that was written is so marked.
+//! In a file a crash can leave half a line, and a lost connection half a transaction; both are cut
+//! off before more is written, for the server sends them again. What is confirmed is never cut:
+//! `format` marks where nothing is open, a cut goes back no further than to the last such mark, and
+//! `tail` confirms a position only where all that was written is so marked.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
@@ -98,7 +99,8 @@ impl Output {
                 if found == self.len {
                     file.get_ref().set_len(self.whole)?;
                 } else {
-                    // Somebody else has cut the file or written to it, so what is counted here says nothing of where it was open.
+                    // Somebody else has cut the file or written to it, so what is counted here says
+                    // nothing of where it was open.
                     self.whole = found;
                 }
             }
@@ -109,7 +111,8 @@ impl Output {
         Ok(())
     }
 
-    /// Open the file anew under its name: somebody has moved it away. For where nothing is open, so that no transaction is in two files.
+    /// Open the file anew under its name: somebody has moved it away. For where nothing is open, so
+    /// that no transaction is in two files.
     pub fn reopen(&mut self) -> io::Result<()> {
         self.flush()?;
         if let Target::File { path, .. } = &self.target {

@@ -165,16 +165,18 @@ struct Progress {
 }
 
 impl Progress {
-    /// Everything before `lsn` was written. A position is taken only where all that was written is whole, so that nothing that is
-    /// confirmed can be cut. While something is open the one before stands: nothing is lost by confirming late.
+    /// Everything before `lsn` was written. A position is taken only where all that was written is
+    /// whole, so that nothing that is confirmed can be cut. While something is open the one before
+    /// stands: nothing is lost by confirming late.
     fn reach(&mut self, lsn: u64, output: &Output) {
         if output.is_whole() {
             self.complete = self.complete.max(lsn);
         }
     }
 
-    /// Where to go on: where this run is, or, as 0, where the slot is. A server that was restarted may have forgotten what was confirmed, as
-    /// it saves slots at checkpoints only. A position counts for nothing on another server, or on one that was put back to a time before it.
+    /// Where to go on: where this run is, or, as 0, where the slot is. A server that was restarted
+    /// may have forgotten what was confirmed, as it saves slots at checkpoints only. A position
+    /// counts for nothing on another server, or on one that was put back to a time before it.
     fn start(&mut self, identity: Vec<Option<String>>) -> u64 {
         let mut fields = identity.into_iter().map(Option::unwrap_or_default);
         let server = (
@@ -262,7 +264,8 @@ fn follow(
                 }
             }
             Message::Keepalive { lsn, reply } => {
-                // Keepalives also come inside of a large transaction; their position lies before it then.
+                // Keepalives also come inside of a large transaction; their position lies before it
+                // then.
                 progress.reach(lsn, output);
                 if reply {
                     progress.report(output, &mut connection)?;
@@ -299,7 +302,8 @@ fn create_slot(connection: &mut Connection, slot: &str) -> Result<bool, Error> {
     }
 }
 
-/// The server goes on at the position that was confirmed last, or at `start` if that lies behind it.
+/// The server goes on at the position that was confirmed last, or at `start` if that lies behind
+/// it.
 fn start_command(options: &Options, start: u64) -> String {
     let mut given: Vec<(&str, Option<&str>)> = Vec::new();
     match options.format {

@@ -1,4 +1,5 @@
-//! Numbers of PostgreSQL's built-in types, which are the same in every database, by name (src/include/catalog/pg_type.dat, 15 to 18).
+//! Numbers of PostgreSQL's built-in types, which are the same in every database, by name
+//! (src/include/catalog/pg_type.dat, 15 to 18).
 
 /// By the names that a schema record has, and those that SQL has for them.
 const TYPES: [(&str, u32); 56] = [

@@ -1,7 +1,8 @@
 //! Dates of the proleptic Gregorian calendar from day numbers, and back.
 //!
-//! The calendar repeats every 400 years, and a year that starts in March has its leap day at its end. Counted like this the
-//! month and day follow from the day of the year by arithmetic alone, without a table and without a loop.
+//! The calendar repeats every 400 years, and a year that starts in March has its leap day at its
+//! end. Counted like this the month and day follow from the day of the year by arithmetic alone,
+//! without a table and without a loop.
 
 const DAYS_PER_CYCLE: i64 = 146_097;
 /// From 0000-03-01 to 1970-01-01.
@@ -21,7 +22,8 @@ impl Date {
         let days = days.saturating_add(DAYS_BEFORE_EPOCH);
         let cycle = days.div_euclid(DAYS_PER_CYCLE);
         let day_of_cycle = days.rem_euclid(DAYS_PER_CYCLE);
-        // Taking out the leap days before it (one in 4 years, not in 100, but in 400) leaves years of 365 days.
+        // Taking out the leap days before it (one in 4 years, not in 100, but in 400) leaves years
+        // of 365 days.
         let leap_days = day_of_cycle / 1_460 - day_of_cycle / 36_524 + day_of_cycle / 146_096;
         let year_of_cycle = (day_of_cycle - leap_days) / 365;
         let day_of_year =
@@ -41,7 +43,8 @@ impl Date {
         }
     }
 
-    /// Days since 1970-01-01; `None` for a date that does not exist, and for years far outside of PostgreSQL's.
+    /// Days since 1970-01-01; `None` for a date that does not exist, and for years far outside of
+    /// PostgreSQL's.
     pub(crate) fn to_days(self) -> Option<i64> {
         if self.year.unsigned_abs() > 100_000_000 || !(1..=12).contains(&self.month) {
             return None;

@@ -1,11 +1,12 @@
 //! Insert, update and delete.
 //!
-//! Layout: u32 schema number, u8 flags (bits 0-1 before image: 0 none, 1 key, 2 whole row; bit 2: the change can't be keyed and is
-//! a barrier for its whole table; an insert has no before image, a delete always has one), u8 number of key hashes, the hashes as u64, then the before image if there is one, then the
-//! after image for insert and update.
+//! Layout: u32 schema number, u8 flags (bits 0-1 before image: 0 none, 1 key, 2 whole row; bit 2:
+//! the change can't be keyed and is a barrier for its whole table; an insert has no before image, a
+//! delete always has one), u8 number of key hashes, the hashes as u64, then the before image if
+//! there is one, then the after image for insert and update.
 //!
-//! The hashes are the writeset: one for each unique key of the before and after images. Equal keys have equal hashes. The
-//! leader reads them with [`ChangeHeader`], which does not touch the images.
+//! The hashes are the writeset: one for each unique key of the before and after images. Equal keys
+//! have equal hashes. The leader reads them with [`ChangeHeader`], which does not touch the images.
 
 use crate::error::{Error, Result};
 use crate::image::Image;
@@ -122,7 +123,8 @@ impl<'a> ChangeHeader<'a> {
         })
     }
 
-    /// Append a change's header; the images follow it. Too many keys to list make the change a barrier.
+    /// Append a change's header; the images follow it. Too many keys to list make the change a
+    /// barrier.
     pub(crate) fn write(
         out: &mut Vec<u8>,
         schema: SchemaNumber,

@@ -3,7 +3,8 @@
 /// Result of reading GIR.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why bytes are not valid GIR. A record is the unit that is accepted or refused; [`crate::Reader::position`] says which it was.
+/// Why bytes are not valid GIR. A record is the unit that is accepted or refused;
+/// [`crate::Reader::position`] says which it was.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// The input ends inside an item.
@@ -67,7 +68,8 @@ pub enum Error {
         /// Columns of the schema.
         expected: usize,
     },
-    /// A schema has two columns of one name, so that an image can't be an object with a member for each.
+    /// A schema has two columns of one name, so that an image can't be an object with a member for
+    /// each.
     #[error("column name \"{0}\" is there twice")]
     RepeatedColumn(String),
 }

@@ -1,7 +1,8 @@
 //! A row image: the values of a row before or after a change.
 //!
-//! Layout: u16 number of columns, then one value each, in the schema record's column order. An image of the key alone has
-//! all columns too, with the value None for those that are not in the key.
+//! Layout: u16 number of columns, then one value each, in the schema record's column order. An
+//! image of the key alone has all columns too, with the value None for those that are not in the
+//! key.
 
 use crate::error::{Error, Result};
 use crate::value::Value;
@@ -134,8 +135,8 @@ impl<'b> ImageWriter<'b> {
         written
     }
 
-    /// Append the next column's value. One that no reader would accept (a time of day outside its day) makes the whole
-    /// record an error.
+    /// Append the next column's value. One that no reader would accept (a time of day outside its
+    /// day) makes the whole record an error.
     #[inline]
     pub fn put(&mut self, value: &Value<'_>) {
         if let Value::DateTime(date_time) = value

@@ -1,7 +1,7 @@
 //! A logical message (`pg_logical_emit_message`).
 //!
-//! Layout: u8 flags (1 transactional), u64 LSN of the message, prefix (a name), content as a byte string. A message that is not
-//! transactional stands outside of any transaction.
+//! Layout: u8 flags (1 transactional), u64 LSN of the message, prefix (a name), content as a byte
+//! string. A message that is not transactional stands outside of any transaction.
 
 use crate::error::{Error, Result};
 use crate::wire::{Cursor, put_byte_string, put_name};

@@ -1,8 +1,9 @@
-//! The order of a stream's records (docs/PROTOCOL.md, section 3): what is missing, comes twice or comes too late is found here,
-//! where [`crate::Reader`] takes each record for itself.
+//! The order of a stream's records (docs/PROTOCOL.md, section 3): what is missing, comes twice or
+//! comes too late is found here, where [`crate::Reader`] takes each record for itself.
 //!
-//! For readers that trust nothing. Records that come only with an option are taken wherever they may stand. Memory is two bytes
-//! for each schema, which takes more in the stream, and one id for each transaction that came in segments and has not ended.
+//! For readers that trust nothing. Records that come only with an option are taken wherever they
+//! may stand. Memory is two bytes for each schema, which takes more in the stream, and one id for
+//! each transaction that came in segments and has not ended.
 //!
 //! Not for: images, whose values the record's own reader has checked.
 
@@ -17,7 +18,8 @@ use crate::schema::SchemaNumber;
 use crate::segment::{Abort, SegmentStart};
 use crate::transaction::{Begin, Commit};
 
-/// Prefix of the messages that say how far the server is; alone of all records they may stand before the stream header.
+/// Prefix of the messages that say how far the server is; alone of all records they may stand
+/// before the stream header.
 const POSITION_PREFIX: &str = "braid.position";
 
 /// Why a record may not stand where it does.
@@ -94,8 +96,8 @@ impl Place {
     }
 }
 
-/// Sees each record of a stream and says which of them may not stand where it does. One for each stream: a new connection starts
-/// a new one.
+/// Sees each record of a stream and says which of them may not stand where it does. One for each
+/// stream: a new connection starts a new one.
 #[derive(Debug, Clone, Default)]
 pub struct StreamOrder {
     place: Place,

@@ -1,14 +1,18 @@
-//! Transactions that are prepared (PREPARE TRANSACTION) and sent then, before it is known what becomes of them.
+//! Transactions that are prepared (PREPARE TRANSACTION) and sent then, before it is known what
+//! becomes of them.
 //!
-//! Begin prepared, commit prepared, streamed prepare: what a Begin has, of the record of PREPARE or COMMIT PREPARED, then u64 LSN of the
-//! end of that record and the name that the transaction was given. Prepare: what a Commit has, of the record of PREPARE. Rollback prepared: what
-//! these have, of the record of ROLLBACK PREPARED, then u64 LSN of the end of the record of PREPARE, i64 time of PREPARE.
+//! Begin prepared, commit prepared, streamed prepare: what a Begin has, of the record of PREPARE or
+//! COMMIT PREPARED, then u64 LSN of the end of that record and the name that the transaction was
+//! given. Prepare: what a Commit has, of the record of PREPARE. Rollback prepared: what these have,
+//! of the record of ROLLBACK PREPARED, then u64 LSN of the end of the record of PREPARE, i64 time
+//! of PREPARE.
 
 use crate::error::Result;
 use crate::transaction::{Begin, Commit};
 use crate::wire::{Cursor, put_name};
 
-/// A step of a prepared transaction: it begins, or, in segments, has ended; or what was prepared is committed.
+/// A step of a prepared transaction: it begins, or, in segments, has ended; or what was prepared is
+/// committed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Prepared<'a> {
     /// Of which transaction, when and where: of the record of PREPARE, or of COMMIT PREPARED.

@@ -1,7 +1,8 @@
 //! Records and frames.
 //!
-//! A record is a tag byte, the length of its body as u32, and the body. A frame is what one message of the replication
-//! protocol carries: one or more whole records. A transaction may span frames; a record never does.
+//! A record is a tag byte, the length of its body as u32, and the body. A frame is what one message
+//! of the replication protocol carries: one or more whole records. A transaction may span frames; a
+//! record never does.
 
 use crate::change::{BeforeKind, Change, ChangeHeader, Operation, check_before};
 use crate::error::{Error, Result};
@@ -195,7 +196,8 @@ impl<'a> Reader<'a> {
         self.cursor.rest().len()
     }
 
-    /// Where the record stands that was read last, or refused. [`Position::error`] makes an error say so.
+    /// Where the record stands that was read last, or refused. [`Position::error`] makes an error
+    /// say so.
     #[must_use]
     pub fn position(&self) -> Position {
         let offset = self.frame.len() - self.from;
@@ -227,7 +229,8 @@ impl<'a> Reader<'a> {
     /// The next record, checked to its last byte. `None` at the end of the frame.
     ///
     /// # Errors
-    /// Any [`Error`] that the record's bytes deserve; [`Reader::position`] says of which record it is.
+    /// Any [`Error`] that the record's bytes deserve; [`Reader::position`] says of which record it
+    /// is.
     #[inline]
     pub fn next_record(&mut self) -> Result<Option<Record<'a>>> {
         match self.next_raw()? {
@@ -343,8 +346,8 @@ impl<'a> Record<'a> {
 
 /// Appends records to a buffer that the caller owns, reuses and sends as frames.
 ///
-/// Only whole records are ever seen: where a closure that fills in a row fails, or a PostgreSQL error unwinds through it,
-/// what it wrote is dropped.
+/// Only whole records are ever seen: where a closure that fills in a row fails, or a PostgreSQL
+/// error unwinds through it, what it wrote is dropped.
 #[derive(Debug, Default)]
 pub struct Writer {
     out: Vec<u8>,
@@ -425,8 +428,8 @@ impl Writer {
     /// Append a schema; `names` are namespace and relation, the last argument columns and keys.
     ///
     /// # Errors
-    /// [`Error::TooLarge`], [`Error::NulInName`], [`Error::UnknownTag`] for column flags that this version does not have,
-    /// [`Error::OutOfRange`] for a key's column that is none of `columns`.
+    /// [`Error::TooLarge`], [`Error::NulInName`], [`Error::UnknownTag`] for column flags that this
+    /// version does not have, [`Error::OutOfRange`] for a key's column that is none of `columns`.
     pub fn schema(
         &mut self,
         number: SchemaNumber,
@@ -509,7 +512,8 @@ impl Writer {
     /// Append a delete, whose key or row `before` writes.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] when `kind` is [`BeforeKind::Absent`], [`Error::TooLarge`], or whatever `before` returns. Nothing is left in the frame then.
+    /// [`Error::OutOfRange`] when `kind` is [`BeforeKind::Absent`], [`Error::TooLarge`], or
+    /// whatever `before` returns. Nothing is left in the frame then.
     pub fn delete<E: From<Error>>(
         &mut self,
         schema: SchemaNumber,
@@ -639,7 +643,8 @@ impl Writer {
         self.record(Tag::RollbackPrepared, |out| rollback.write(out))
     }
 
-    /// Append a record that was read. The bytes are those that it was read from: everything has exactly one encoding.
+    /// Append a record that was read. The bytes are those that it was read from: everything has
+    /// exactly one encoding.
     ///
     /// # Errors
     /// [`Error::TooLarge`].

@@ -1,7 +1,8 @@
 //! One line of text per record, for tests and for looking at a stream.
 //!
-//! Run by SQL functions that show what a slot decodes, and by tests. Not a format to parse: docs/PROTOCOL.md is. With
-//! [`Detail::Stable`] the same changes give the same lines on every server.
+//! Run by SQL functions that show what a slot decodes, and by tests. Not a format to parse:
+//! docs/PROTOCOL.md is. With [`Detail::Stable`] the same changes give the same lines on every
+//! server.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
@@ -23,8 +24,9 @@ use crate::value::Value;
 /// How much a line tells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Detail {
-    /// Without what differs from run to run: LSNs, transaction ids, commit timestamps, OIDs, identities of node and server, names
-    /// of database and charset; of key hashes only their number. OIDs inside a value's binary form stay.
+    /// Without what differs from run to run: LSNs, transaction ids, commit timestamps, OIDs,
+    /// identities of node and server, names of database and charset; of key hashes only their
+    /// number. OIDs inside a value's binary form stay.
     Stable,
     /// Everything.
     Full,
@@ -98,8 +100,8 @@ pub fn render_frame(frame: &[u8], schemas: &mut Schemas, detail: Detail) -> Resu
     Ok(lines)
 }
 
-/// A record as one line without line break. Changes name their columns when their schema was remembered, else they are
-/// numbered from 1.
+/// A record as one line without line break. Changes name their columns when their schema was
+/// remembered, else they are numbered from 1.
 #[must_use]
 pub fn render(record: &Record<'_>, schemas: &Schemas, detail: Detail) -> String {
     let mut text = String::new();
@@ -108,8 +110,9 @@ pub fn render(record: &Record<'_>, schemas: &Schemas, detail: Detail) -> String 
     text
 }
 
-/// The same, written to `out` piece by piece: a line names columns and relations as often as the record refers to them, so it may be
-/// much longer than the record. No piece is longer than a few times what it is made of.
+/// The same, written to `out` piece by piece: a line names columns and relations as often as the
+/// record refers to them, so it may be much longer than the record. No piece is longer than a few
+/// times what it is made of.
 ///
 /// # Errors
 /// That of `out`.
@@ -440,7 +443,8 @@ fn literal(bytes: &[u8]) -> String {
     quoted(bytes, '\'')
 }
 
-/// The quote doubled, a backslash too; control characters and what is not UTF-8 as `\xNN`, byte by byte.
+/// The quote doubled, a backslash too; control characters and what is not UTF-8 as `\xNN`, byte by
+/// byte.
 fn quoted(bytes: &[u8], quote: char) -> String {
     let mut text = String::with_capacity(bytes.len() + 2);
     text.push(quote);

@@ -1,14 +1,15 @@
 //! The schema record: what a relation looks like from here on.
 //!
-//! Sent before the first change of a relation, and again, under a new number, before the first change after the relation was
-//! altered. Numbers start at 0 in each stream, grow by one and are never reused, so a reader may keep every schema it has
-//! seen and needs no invalidation.
+//! Sent before the first change of a relation, and again, under a new number, before the first
+//! change after the relation was altered. Numbers start at 0 in each stream, grow by one and are
+//! never reused, so a reader may keep every schema it has seen and needs no invalidation.
 //!
-//! Layout: u32 schema number, u32 relation OID at the source, u8 replica identity ('d', 'i', 'f', 'n'), namespace, relation name,
-//! u16 number of columns, then for each column: u8 flags (1 part of the replica identity, 2 part of
-//! the primary key, 4 not null, 8 generated, 16 a mark follows), u32 type OID at the source, i32
-//! type modifier (-1 none), column name, type namespace, type name, with flag 16 the u64 mark; then u8 number of keys that
-//! changes have hashes of, and for each: u8 flags (1 nulls are equal), u16 number of columns, then for each of these: u16 column's index
+//! Layout: u32 schema number, u32 relation OID at the source, u8 replica identity ('d', 'i', 'f',
+//! 'n'), namespace, relation name, u16 number of columns, then for each column: u8 flags (1 part of
+//! the replica identity, 2 part of the primary key, 4 not null, 8 generated, 16 a mark follows),
+//! u32 type OID at the source, i32 type modifier (-1 none), column name, type namespace, type name,
+//! with flag 16 the u64 mark; then u8 number of keys that changes have hashes of, and for each: u8
+//! flags (1 nulls are equal), u16 number of columns, then for each of these: u16 column's index
 //! from 0, name of what compares it (empty: as usual for the type).
 
 use crate::error::{Error, Result};
@@ -188,7 +189,8 @@ impl<'a> Column<'a> {
 pub struct SchemaKeyColumn<'a> {
     /// Index among the schema's columns, from 0.
     pub column: u16,
-    /// The collation that makes values equal whose bytes are not; empty where the type's usual equality holds.
+    /// The collation that makes values equal whose bytes are not; empty where the type's usual
+    /// equality holds.
     pub comparison: &'a str,
 }
 

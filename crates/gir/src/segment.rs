@@ -1,9 +1,11 @@
-//! A transaction that is sent while it still runs: in segments, with other transactions between them.
+//! A transaction that is sent while it still runs: in segments, with other transactions between
+//! them.
 //!
-//! Segment start: u8 flags (1 the first of its transaction in this stream), u32 xid of the transaction. Segment stop: nothing.
-//! Subtransaction: u32 xid; the changes that follow in the segment are that subtransaction's, or the transaction's own if it is
-//! its xid. Abort: u32 xid of the transaction, u32 xid of what was rolled back: the same, or a subtransaction. Streamed commit: what
-//! a Begin has, then u64 LSN of the end of the commit record.
+//! Segment start: u8 flags (1 the first of its transaction in this stream), u32 xid of the
+//! transaction. Segment stop: nothing. Subtransaction: u32 xid; the changes that follow in the
+//! segment are that subtransaction's, or the transaction's own if it is its xid. Abort: u32 xid of
+//! the transaction, u32 xid of what was rolled back: the same, or a subtransaction. Streamed
+//! commit: what a Begin has, then u64 LSN of the end of the commit record.
 
 use crate::error::{Error, Result};
 use crate::transaction::{Begin, Commit};

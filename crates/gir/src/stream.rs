@@ -1,7 +1,8 @@
 //! The stream header, the first record of every stream.
 //!
-//! Layout: 4 bytes "GIR\n", u16 version, 16 bytes node id, u64 system identifier, u32 server version number, name of the node,
-//! name of the database, name of the charset (PostgreSQL's name of the server encoding).
+//! Layout: 4 bytes "GIR\n", u16 version, 16 bytes node id, u64 system identifier, u32 server
+//! version number, name of the node, name of the database, name of the charset (PostgreSQL's name
+//! of the server encoding).
 
 use crate::error::{Error, Result};
 use crate::wire::{Cursor, put_name};

@@ -1,9 +1,11 @@
 //! Transaction boundaries.
 //!
-//! Begin: u64 LSN of the commit record, i64 commit timestamp (microseconds since 1970-01-01 UTC), u32 xid at the source of the
-//! stream, name of the origin (empty: the node that sends the stream), u64 LSN of the commit at the origin (0 when the sender is it).
+//! Begin: u64 LSN of the commit record, i64 commit timestamp (microseconds since 1970-01-01 UTC),
+//! u32 xid at the source of the stream, name of the origin (empty: the node that sends the stream),
+//! u64 LSN of the commit at the origin (0 when the sender is it).
 //!
-//! Commit: u64 LSN of the commit record, u64 LSN of the end of the commit record, i64 commit timestamp.
+//! Commit: u64 LSN of the commit record, u64 LSN of the end of the commit record, i64 commit
+//! timestamp.
 
 use crate::error::Result;
 use crate::wire::{Cursor, put_name};

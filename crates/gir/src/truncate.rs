@@ -1,6 +1,7 @@
 //! TRUNCATE of one or more relations in one command.
 //!
-//! Layout: u8 flags (1 CASCADE, 2 RESTART IDENTITY), u16 number of relations, their schema numbers as u32.
+//! Layout: u8 flags (1 CASCADE, 2 RESTART IDENTITY), u16 number of relations, their schema numbers
+//! as u32.
 
 use crate::error::{Error, Result};
 use crate::schema::SchemaNumber;

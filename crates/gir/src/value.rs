@@ -17,8 +17,8 @@
 //! | 10 | Binary, the type's own binary form (`typsend`) | byte string |
 //! | 11 | Binary, the type's own text form (`typoutput`) in the stream's charset | byte string |
 //!
-//! A byte string is its length as LEB128 and then its bytes. The type that tags 10 and 11 are of is the column's, in the
-//! schema record.
+//! A byte string is its length as LEB128 and then its bytes. The type that tags 10 and 11 are of is
+//! the column's, in the schema record.
 
 use crate::error::{Error, Result};
 use crate::wire::{Cursor, put_byte_string, put_varint, put_zigzag};
@@ -36,12 +36,14 @@ const STRING: u8 = 9;
 const BINARY_SEND: u8 = 10;
 const BINARY_TEXT: u8 = 11;
 
-/// A column's value, borrowed from the record. `PartialEq` compares bits: two NaNs with the same payload are equal.
+/// A column's value, borrowed from the record. `PartialEq` compares bits: two NaNs with the same
+/// payload are equal.
 #[derive(Debug, Clone, Copy)]
 pub enum Value<'a> {
     /// SQL null.
     Null,
-    /// Not available: an unchanged TOAST value, or a column that is not in WAL. Not the same as null.
+    /// Not available: an unchanged TOAST value, or a column that is not in WAL. Not the same as
+    /// null.
     None,
     /// An integer that fits 64 bits.
     Integer(i64),
@@ -156,9 +158,10 @@ impl<'a> Value<'a> {
     }
 }
 
-/// An arbitrary-precision decimal in the form of PostgreSQL's `numeric_send` (src/backend/utils/adt/numeric.c, 15 to 18),
-/// all fields big-endian 16-bit: number of base-10000 digits, weight of the first digit, sign (0x0000 plus, 0x4000 minus,
-/// 0xC000 NaN, 0xD000 infinity, 0xF000 minus infinity), decimal places to show (at most 16383; the infinities say 32 there,
+/// An arbitrary-precision decimal in the form of PostgreSQL's `numeric_send`
+/// (src/backend/utils/adt/numeric.c, 15 to 18), all fields big-endian 16-bit: number of base-10000
+/// digits, weight of the first digit, sign (0x0000 plus, 0x4000 minus, 0xC000 NaN, 0xD000 infinity,
+/// 0xF000 minus infinity), decimal places to show (at most 16383; the infinities say 32 there,
 /// which means nothing), digits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Decimal<'a> {
@@ -172,7 +175,8 @@ impl<'a> Decimal<'a> {
     /// Take bytes in `numeric_send` form.
     ///
     /// # Errors
-    /// [`Error::Truncated`], [`Error::TrailingBytes`] or [`Error::OutOfRange`] when they are not in that form.
+    /// [`Error::Truncated`], [`Error::TrailingBytes`] or [`Error::OutOfRange`] when they are not in
+    /// that form.
     pub fn new(bytes: &'a [u8]) -> Result<Self> {
         let field = |index: usize| {
             bytes
@@ -243,12 +247,12 @@ pub enum DateTimeKind {
     MinusInfinity,
 }
 
-/// A calendar date and time of day. BC and years past 9999 are ordinary values: days count the proleptic Gregorian
-/// calendar from 1970-01-01.
+/// A calendar date and time of day. BC and years past 9999 are ordinary values: days count the
+/// proleptic Gregorian calendar from 1970-01-01.
 ///
-/// Layout: one byte kind (0 finite, 1 infinity, 2 minus infinity) plus 16 when an offset follows; for a finite value
-/// zigzag LEB128 days since 1970-01-01, LEB128 microseconds of the day (at most 86,400,000,000); then the offset, when there is
-/// one, as zigzag LEB128 seconds east of UTC.
+/// Layout: one byte kind (0 finite, 1 infinity, 2 minus infinity) plus 16 when an offset follows;
+/// for a finite value zigzag LEB128 days since 1970-01-01, LEB128 microseconds of the day (at most
+/// 86,400,000,000); then the offset, when there is one, as zigzag LEB128 seconds east of UTC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DateTime {
     /// Finite or one of the infinities.

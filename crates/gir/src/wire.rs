@@ -1,5 +1,6 @@
-//! The primitives of the encoding: little-endian fixed-width integers, LEB128 variable-length integers, byte strings and
-//! names. Every length is checked against what is left before anything is taken.
+//! The primitives of the encoding: little-endian fixed-width integers, LEB128 variable-length
+//! integers, byte strings and names. Every length is checked against what is left before anything
+//! is taken.
 
 use crate::error::{Error, Result};
 
@@ -139,7 +140,8 @@ impl<'a> Cursor<'a> {
     }
 }
 
-/// Names end up as C strings, where a zero byte would silently cut them: two different names could then be taken for one.
+/// Names end up as C strings, where a zero byte would silently cut them: two different names could
+/// then be taken for one.
 fn checked_name<'n>(name: &'n str, what: &'static str) -> Result<&'n str> {
     if name.as_bytes().contains(&0) {
         Err(Error::NulInName(what))

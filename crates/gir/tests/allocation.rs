@@ -1,7 +1,9 @@
-//! What readers allocate is bounded by the length of what they read, whatever it claims: lengths and counts come from the other side.
+//! What readers allocate is bounded by the length of what they read, whatever it claims: lengths
+//! and counts come from the other side.
 //!
-//! A test program of its own, for its allocator counts. Inputs are the seeds of the fuzz targets, those changed at random, and lengths
-//! that nobody means well with. `BRAID_TEST_SEED=n` repeats a run; each prints its seed.
+//! A test program of its own, for its allocator counts. Inputs are the seeds of the fuzz targets,
+//! those changed at random, and lengths that nobody means well with. `BRAID_TEST_SEED=n` repeats a
+//! run; each prints its seed.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -38,7 +40,8 @@ fn count(freed: usize, taken: usize) {
     });
 }
 
-// SAFETY: every call goes to the system's allocator as it came; counting neither allocates nor unwinds.
+// SAFETY: every call goes to the system's allocator as it came; counting neither allocates nor
+// unwinds.
 #[expect(unsafe_code, reason = "an allocator can be had in no other way")]
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
@@ -171,7 +174,8 @@ fn check_frame(frame: &[u8]) {
             }
         }
     });
-    // A column of a schema is 12 bytes in the record at least, and its name and that may be longer with quotes.
+    // A column of a schema is 12 bytes in the record at least, and its name and that may be longer
+    // with quotes.
     assert!(
         held <= 16 * frame.len() + 4096,
         "{held} bytes for {} of a frame",
@@ -200,7 +204,8 @@ fn a_record_with_any_length_is_read_without_allocation() {
             }
         }
     }
-    // An insert of 65,535 columns whose values are not there, and one whose string has all lengths there are.
+    // An insert of 65,535 columns whose values are not there, and one whose string has all lengths
+    // there are.
     let insert = |body: &[u8]| {
         let len = u32::try_from(body.len()).unwrap().to_le_bytes();
         check_frame(&[&b"I"[..], &len, body].concat());
@@ -219,7 +224,8 @@ fn a_record_with_any_length_is_read_without_allocation() {
     }
 }
 
-/// Reads lines of gir-json within so many bytes for each of them, and what is there once: the columns of two images that are in hand.
+/// Reads lines of gir-json within so many bytes for each of them, and what is there once: the
+/// columns of two images that are in hand.
 fn check_json_within(most: usize, texts: &[u8]) {
     let (_, held) = held_by(|| {
         let (mut reader, mut out) = (JsonReader::new(), Writer::new());
@@ -322,7 +328,8 @@ fn a_wide_schema_does_not_make_short_changes_dear() {
     let begin =
         r#"{"operation":"begin","transaction":{"lsn":"0/1","commit_time":"2024-02-29T12:30:00Z"}}"#;
     let change = r#"{"operation":"update","schema":{"number":0,"namespace":"s","table":"t"},"before":{},"after":{}}"#;
-    // What a change does not say of 1,664 columns takes a byte each in the record; buffers grow by doubling.
+    // What a change does not say of 1,664 columns takes a byte each in the record; buffers grow by
+    // doubling.
     for changes in [1, 100, 1_000] {
         let text = format!("{schema}\n{begin}\n{}", vec![change; changes].join("\n"));
         check_json_within(160, text.as_bytes());
@@ -337,7 +344,8 @@ fn a_wide_schema_does_not_make_short_changes_dear() {
     check_json(schemas.join("\n").as_bytes());
 }
 
-/// A schema of `columns` columns of this name, with keys of `keys` columns each, all of them the first one.
+/// A schema of `columns` columns of this name, with keys of `keys` columns each, all of them the
+/// first one.
 fn put_schema(writer: &mut Writer, name: &str, columns: usize, keys: &[usize]) {
     let column = Column {
         flags: ColumnFlags(0),

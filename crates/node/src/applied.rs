@@ -1,8 +1,10 @@
-//! `braid.applied`: what each applier has committed although earlier transactions are not (`braid_bgworker::applied`). Written by the
-//! appliers, each its own row, in the commits that it speaks of; read by the leader when it starts.
+//! `braid.applied`: what each applier has committed although earlier transactions are not
+//! (`braid_bgworker::applied`). Written by the appliers, each its own row, in the commits that it
+//! speaks of; read by the leader when it starts.
 //!
-//! A row is written once a commit, in place and within its page as far as that goes. It is found where it was written last: through its
-//! index one would meet all its versions that some old snapshot may still see.
+//! A row is written once a commit, in place and within its page as far as that goes. It is found
+//! where it was written last: through its index one would meet all its versions that some old
+//! snapshot may still see.
 
 use braid_bgworker::applied::{Applied, AppliedAhead, Range};
 use braid_bgworker::sqlstate::SqlState;
@@ -34,8 +36,8 @@ fn ranges(cells: &[Vec<Option<String>>]) -> Result<Vec<Range>, PgError> {
     Ok(ranges)
 }
 
-/// What all appliers of a subscription have committed beyond `mark`. Rows that say nothing any more go. In a transaction of the
-/// caller's, while none of them runs.
+/// What all appliers of a subscription have committed beyond `mark`. Rows that say nothing any more
+/// go. In a transaction of the caller's, while none of them runs.
 ///
 /// # Errors
 /// Whatever SPI says; XX001.
@@ -106,9 +108,10 @@ impl AppliedRow {
             .flat_map(|(begin, end)| [*begin, *end])
             .map(|lsn| pg_sys::Datum::from(lsn.cast_signed()))
             .collect();
-        // SAFETY: in a transaction with an active snapshot, as the process's own user; the values have the types of the table's
-        // columns, and pg_lsn is an 8-byte value that is passed by value and aligned as a double. The row that is updated is
-        // one that was found under the lock which is held to the end.
+        // SAFETY: in a transaction with an active snapshot, as the process's own user; the values
+        // have the types of the table's columns, and pg_lsn is an 8-byte value that is passed by
+        // value and aligned as a double. The row that is updated is one that was found under the
+        // lock which is held to the end.
         unsafe {
             let relation = pg_sys::table_open(oid, lock());
             let array = pg_sys::construct_array(
@@ -168,8 +171,8 @@ unsafe fn is_at(
     mut place: pg_sys::ItemPointerData,
     keys: [pg_sys::Datum; 2],
 ) -> bool {
-    // SAFETY: the table is open; the block is one that it has; the slot is of the table's kind and freed here. A line pointer that
-    // holds no row gives none.
+    // SAFETY: the table is open; the block is one that it has; the slot is of the table's kind and
+    // freed here. A line pointer that holds no row gives none.
     unsafe {
         let blocks =
             pg_sys::RelationGetNumberOfBlocksInFork(relation, pg_sys::ForkNumber::MAIN_FORKNUM);

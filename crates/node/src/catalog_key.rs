@@ -1,8 +1,8 @@
-//! The unique keys of a table, read from the catalogs' caches. Run by the leader and the appliers when a relation's first change
-//! comes, so each row is found by its key.
+//! The unique keys of a table, read from the catalogs' caches. Run by the leader and the appliers
+//! when a relation's first change comes, so each row is found by its key.
 //!
-//! Not for: relations that are locked. No lock is taken here, so that the leader waits for nobody; what is dropped meanwhile
-//! is passed over.
+//! Not for: relations that are locked. No lock is taken here, so that the leader waits for nobody;
+//! what is dropped meanwhile is passed over.
 
 use braid_bgworker::table_order::{ColumnType, KeyColumn, LocalKey};
 use braid_postgres::encoding;
@@ -30,9 +30,9 @@ struct Index {
     columns: Vec<(i16, pg_sys::Oid, pg_sys::Oid)>,
 }
 
-/// Add the unique indexes and exclusion constraints of a relation, in the order of their OIDs. A key column stands there if
-/// the index compares a column by its type's usual equality.
-/// In a transaction.
+/// Add the unique indexes and exclusion constraints of a relation, in the order of their OIDs. A
+/// key column stands there if the index compares a column by its type's usual equality. In a
+/// transaction.
 pub(crate) fn read(relation: pg_sys::Oid, keys: &mut Vec<LocalKey>) {
     let mut indexes = indexes(relation);
     indexes.sort_unstable_by_key(|index| index.oid.to_u32());
@@ -59,7 +59,8 @@ fn indexes(relation: pg_sys::Oid) -> Vec<Index> {
     let lock = LockMode::AccessShare.as_raw();
     let mut key = pg_sys::ScanKeyData::default();
     let mut found = Vec::new();
-    // SAFETY: the scan of the catalog ends before it is closed; each tuple is a row of pg_index, read before the next one.
+    // SAFETY: the scan of the catalog ends before it is closed; each tuple is a row of pg_index,
+    // read before the next one.
     unsafe {
         pg_sys::ScanKeyInit(
             &raw mut key,
@@ -130,7 +131,8 @@ fn indexes(relation: pg_sys::Oid) -> Vec<Index> {
     found
 }
 
-/// A key column; `None` for an expression, and for what is compared by another equality than the type's usual one.
+/// A key column; `None` for an expression, and for what is compared by another equality than the
+/// type's usual one.
 fn column(
     relation: pg_sys::Oid,
     number: i16,

@@ -1,15 +1,17 @@
-//! Causality of commits (I4): a transaction of this node that writes gets no version that is older than a row it may have seen. Run by
-//! every session of a server that has the library preloaded.
+//! Causality of commits (I4): a transaction of this node that writes gets no version that is older
+//! than a row it may have seen. Run by every session of a server that has the library preloaded.
 //!
-//! The version of a row is its transaction's commit timestamp, which PostgreSQL takes from the clock right after the callbacks that run
-//! before a commit. So it is enough to wait in one of these until the clock is past the newest version that this database has seen:
-//! the newest timestamp that was applied here, raised before its commit makes it visible, or that a transaction of this node
-//! had, up to `GRAIN`. The latter is for a clock that steps back: a node's own order of commits is the order of their versions
-//! then too.
+//! The version of a row is its transaction's commit timestamp, which PostgreSQL takes from the
+//! clock right after the callbacks that run before a commit. So it is enough to wait in one of
+//! these until the clock is past the newest version that this database has seen: the newest
+//! timestamp that was applied here, raised before its commit makes it visible, or that a
+//! transaction of this node had, up to `GRAIN`. The latter is for a clock that steps back: a node's
+//! own order of commits is the order of their versions then too.
 //!
-//! Where there is nothing to wait for, this costs a few loads. Locks are held while it waits; so it does not where the limit would not
-//! suffice: then the transaction gets a version of its own, right after the newest one (`local_version.rs`). So versions grow whatever
-//! clocks do, like those of a hybrid logical clock (Kulkarni et al., Logical Physical Clocks, OPODIS 2014).
+//! Where there is nothing to wait for, this costs a few loads. Locks are held while it waits; so it
+//! does not where the limit would not suffice: then the transaction gets a version of its own,
+//! right after the newest one (`local_version.rs`). So versions grow whatever clocks do, like those
+//! of a hybrid logical clock (Kulkarni et al., Logical Physical Clocks, OPODIS 2014).
 
 use std::cell::Cell;
 use std::ffi::CStr;
@@ -35,12 +37,13 @@ use crate::registry::{self, ManagerEntry};
 use crate::settings::{self, BehindAction};
 use crate::subscription::rows;
 
-/// Microseconds by which a transaction's timestamp must exceed what was noted last to be noted: sessions that commit side by side do not
-/// all write the same place.
+/// Microseconds by which a transaction's timestamp must exceed what was noted last to be noted:
+/// sessions that commit side by side do not all write the same place.
 const GRAIN: i64 = 1000;
 /// So many transactions are looked at when the server has started.
 const REMEMBERED: u64 = 1000;
-/// What is further ahead of this node's clock is remembered otherwise: more microseconds than commits wait, within these.
+/// What is further ahead of this node's clock is remembered otherwise: more microseconds than
+/// commits wait, within these.
 const FAR: Range<i64> = 100_000..1_000_000;
 /// Columns of `braid.origin`.
 const ORIGIN_COLUMNS: usize = 6;
@@ -60,7 +63,8 @@ pub(crate) fn install() {
     transaction::on_end(at_end);
 }
 
-/// A change of this timestamp (TimestampTz) is about to become visible here. In its transaction, if it has one of this process's.
+/// A change of this timestamp (TimestampTz) is about to become visible here. In its transaction, if
+/// it has one of this process's.
 pub fn seen(timestamp: i64) {
     let Some(entry) = registry::my_manager() else {
         return;
@@ -77,9 +81,10 @@ pub fn seen(timestamp: i64) {
     }
 }
 
-/// The server has started, and its clock may have been set meanwhile: the newest of what was written down, and of the last transactions,
-/// counts as seen. Those that were applied are known by their origins, which belong to this database. Those that were written here may
-/// have been so in another one; they are ahead of the clock only if it was set back. To be called in a transaction.
+/// The server has started, and its clock may have been set meanwhile: the newest of what was
+/// written down, and of the last transactions, counts as seen. Those that were applied are known by
+/// their origins, which belong to this database. Those that were written here may have been so in
+/// another one; they are ahead of the clock only if it was set back. To be called in a transaction.
 ///
 /// # Errors
 /// 42P01 where the extension is not there.
@@ -154,8 +159,9 @@ pub(crate) fn before(statement: Utility<'_>) {
     }
 }
 
-/// The transaction in hand, which has written something, is about to commit as one of this node's: its version is to be past whatever this
-/// database has seen. Waits for the clock, or gives it a version of its own. Serves interrupts.
+/// The transaction in hand, which has written something, is about to commit as one of this node's:
+/// its version is to be past whatever this database has seen. Waits for the clock, or gives it a
+/// version of its own. Serves interrupts.
 pub fn before_own_commit() {
     let Some(entry) = entry() else {
         return;
@@ -178,10 +184,12 @@ fn next_version(entry: &ManagerEntry) -> i64 {
     }
 }
 
-/// As [`before_own_commit`] for a transaction that was prepared. What it has written can't be added to: its version is written by the
-/// transaction in hand, which is COMMIT PREPARED's own and is committed for that, and the next one is begun. If the server ends in between, or COMMIT PREPARED
-/// fails, there is a version of a transaction that is still prepared; whoever commits it then gives it another, whatever the clock says, for much may have
-/// come after the first. In the transaction of a command that commits by itself.
+/// As [`before_own_commit`] for a transaction that was prepared. What it has written can't be added
+/// to: its version is written by the transaction in hand, which is COMMIT PREPARED's own and is
+/// committed for that, and the next one is begun. If the server ends in between, or COMMIT PREPARED
+/// fails, there is a version of a transaction that is still prepared; whoever commits it then gives
+/// it another, whatever the clock says, for much may have come after the first. In the transaction
+/// of a command that commits by itself.
 fn before_commit_prepared(name: &CStr) {
     if server::is_in_recovery() {
         return;
@@ -220,8 +228,9 @@ fn before_commit_prepared(name: &CStr) {
     }
 }
 
-/// The full id of the transaction that is prepared under this name, if the user may commit it in this database (LockGXact of
-/// src/backend/access/transam/twophase.c). In a transaction with a snapshot.
+/// The full id of the transaction that is prepared under this name, if the user may commit it in
+/// this database (LockGXact of src/backend/access/transam/twophase.c). In a transaction with a
+/// snapshot.
 fn may_commit(name: &CStr) -> Option<u64> {
     let rows = rows(
         "select transaction::text from pg_catalog.pg_prepared_xact() \
@@ -238,8 +247,8 @@ fn may_commit(name: &CStr) -> Option<u64> {
     Some(xid::full(pg_sys::TransactionId::from_inner(xid)))
 }
 
-/// Whether commits of this process wait only where it says so with [`before_own_commit`]. Workers write
-/// for Braid itself, and nothing that users' rows depend on.
+/// Whether commits of this process wait only where it says so with [`before_own_commit`]. Workers
+/// write for Braid itself, and nothing that users' rows depend on.
 fn is_exempt() -> bool {
     worker::is_worker() || EXEMPT.load(Ordering::Relaxed)
 }
@@ -259,7 +268,8 @@ impl Drop for Exempt {
     }
 }
 
-/// What this database has seen, also if no manager has come to it since the server started. `None` where the extension is not.
+/// What this database has seen, also if no manager has come to it since the server started. `None`
+/// where the extension is not.
 fn entry() -> Option<&'static ManagerEntry> {
     let entry = registry::my_manager().or_else(|| {
         if !LOOKED_FOR_EXTENSION.replace(true) && find_table("braid", "origin").ok()?.is_some() {
@@ -274,7 +284,8 @@ fn entry() -> Option<&'static ManagerEntry> {
     Some(entry)
 }
 
-/// What this database has seen, for who wants to read it: also before anybody has committed anything since the server started. In a transaction.
+/// What this database has seen, for who wants to read it: also before anybody has committed
+/// anything since the server started. In a transaction.
 #[must_use]
 pub fn status() -> Option<&'static ManagerEntry> {
     if server::is_in_recovery() {

@@ -1,8 +1,10 @@
-//! Who wrote which columns of a row, where columns are registers of their own (column rule `last_update_wins`): rows of `braid.column_write`.
+//! Who wrote which columns of a row, where columns are registers of their own (column rule
+//! `last_update_wins`): rows of `braid.column_write`.
 //!
-//! A row's version tells who wrote it last, and not which of its columns. So in tables with such a rule appliers write down, in the transaction of each change,
-//! which of these columns it has given its values. Local sessions write nothing down: the collector of deletions (`workers/collector`) reads
-//! it off WAL.
+//! A row's version tells who wrote it last, and not which of its columns. So in tables with such a
+//! rule appliers write down, in the transaction of each change, which of these columns it has given
+//! its values. Local sessions write nothing down: the collector of deletions (`workers/collector`)
+//! reads it off WAL.
 //!
 //! | a write by | is told by |
 //! |---|---|
@@ -10,8 +12,9 @@
 //! | a session, and `collected_lsn` is before its commit | WAL: who has to know waits for the collector, with the row locked |
 //! | a session, and it is collected | its row here |
 //!
-//! It is asked for what is newer than a change only. Nothing is ever changed here; what is older than anything that can still arrive is removed
-//! (`manager.rs`). A row may be here twice, after a crash.
+//! It is asked for what is newer than a change only. Nothing is ever changed here; what is older
+//! than anything that can still arrive is removed (`manager.rs`). A row may be here twice, after a
+//! crash.
 
 use std::ops::ControlFlow;
 
@@ -76,7 +79,8 @@ pub fn store(writes: &[ColumnWrite]) -> Result<(), PgError> {
     Ok(())
 }
 
-/// Hand on all writes of the row with this hash that are remembered, the transaction's own too. The row is locked by the caller, or was written by nobody else.
+/// Hand on all writes of the row with this hash that are remembered, the transaction's own too. The
+/// row is locked by the caller, or was written by nobody else.
 ///
 /// # Errors
 /// Whatever PostgreSQL raises.
@@ -85,7 +89,8 @@ pub fn each(hash: u64, mut take: impl FnMut(ColumnWrite)) -> Result<(), PgError>
         index: own_table("column_write_key_hash")?,
         value: hash.cast_signed(),
     };
-    // What runs is the caller's own, as others would have the row locked; or the collector's, and true whether it commits or not.
+    // What runs is the caller's own, as others would have the row locked; or the collector's, and
+    // true whether it commits or not.
     table_scan::each::<COLUMNS>(own_table("column_write")?, Some(by), Sees::Running, |row| {
         let [_, timestamp, relation, origin, _] = row.values;
         take(ColumnWrite {
@@ -100,13 +105,15 @@ pub fn each(hash: u64, mut take: impl FnMut(ColumnWrite)) -> Result<(), PgError>
     Ok(())
 }
 
-/// What sessions of this node have committed of a row that is locked now, and that transaction `writer` wrote last, is written down when this returns.
+/// What sessions of this node have committed of a row that is locked now, and that transaction
+/// `writer` wrote last, is written down when this returns.
 ///
-/// Where the collector has come past the end of `writer` it has come past all that was there before. Otherwise past the record of the lock: whoever wrote the
-/// row has committed before that.
+/// Where the collector has come past the end of `writer` it has come past all that was there
+/// before. Otherwise past the record of the lock: whoever wrote the row has committed before that.
 ///
 /// # Errors
-/// 40001 where the collector does not get there: the transaction is to be rolled back, and applied again.
+/// 40001 where the collector does not get there: the transaction is to be rolled back, and applied
+/// again.
 pub fn wait_for_local(writer: pg_sys::TransactionId) -> Result<(), PgError> {
     if registry::is_collected(writer) {
         return Ok(());

@@ -1,9 +1,10 @@
 //! Keeps connection strings in `braid.connection`, out of reach of logical decoding.
 //!
-//! Sessions that create, alter and drop nodes and subscriptions call it. A connection string may have a password in it, and any
-//! output plugin decodes what is written to an ordinary table. Rows of this table are written to WAL without the copy that
-//! decoding reads, as PostgreSQL does it for tables that it rewrites. So a row survives a crash and reaches physical standbys,
-//! and no plugin sees it.
+//! Sessions that create, alter and drop nodes and subscriptions call it. A connection string may
+//! have a password in it, and any output plugin decodes what is written to an ordinary table. Rows
+//! of this table are written to WAL without the copy that decoding reads, as PostgreSQL does it for
+//! tables that it rewrites. So a row survives a crash and reaches physical standbys, and no plugin
+//! sees it.
 //!
 //! A row is never updated: an UPDATE would be decoded. Another string gets another row.
 
@@ -14,7 +15,8 @@ use braid_postgres::error::PgError;
 use braid_postgres::names::own_table;
 use braid_postgres::table_scan::{self, Cell};
 
-/// An expression for the connection string of a row `s` that has a `connection_id`. Null if the row of `braid.connection` is gone.
+/// An expression for the connection string of a row `s` that has a `connection_id`. Null if the row
+/// of `braid.connection` is gone.
 pub const DSN: &str =
     "(select c.dsn from braid.connection c where c.connection_id = s.connection_id)";
 
@@ -47,7 +49,8 @@ pub fn store(dsn: &str) -> Result<String, PgError> {
     Ok(id)
 }
 
-/// Deletes the strings that neither a node nor a subscription nor a slot that is to be dropped refers to.
+/// Deletes the strings that neither a node nor a subscription nor a slot that is to be dropped
+/// refers to.
 ///
 /// Runs with the rights of the extension's owner, in a transaction that has moved its references.
 pub fn forget_unused() {

@@ -1,8 +1,9 @@
 //! The shared memory of one subscription's group: a leader and its appliers.
 //!
-//! One segment holds the ring, and behind it the directory of the schema log: what the stream said of its source and of
-//! relations, appended by the leader, never changed, read by each applier at its own pace. The log grows by further
-//! segments, each larger than the one before, so that it needs no guess of how many relations there will be.
+//! One segment holds the ring, and behind it the directory of the schema log: what the stream said
+//! of its source and of relations, appended by the leader, never changed, read by each applier at
+//! its own pace. The log grows by further segments, each larger than the one before, so that it
+//! needs no guess of how many relations there will be.
 //!
 //! The segments live as long as a process of the group has them mapped.
 
@@ -111,8 +112,8 @@ impl Group {
         let geometry = Geometry::new(appliers, buffer, DESCRIPTORS);
         let ring_bytes = geometry.bytes().next_multiple_of(64);
         let (mapping, handle) = create(ring_bytes + size_of::<Directory>())?;
-        // SAFETY: fresh memory of the size that was asked for, page-aligned, mapped until this process ends; all-zero is a
-        // valid directory.
+        // SAFETY: fresh memory of the size that was asked for, page-aligned, mapped until this
+        // process ends; all-zero is a valid directory.
         let group = unsafe {
             let ring = Ring::create(mapping.base, ring_bytes, geometry)
                 .map_err(|error| PgError::new(SqlState::InternalError, error.to_string()))?;
@@ -133,7 +134,8 @@ impl Group {
     /// 55000 when it is gone.
     pub fn attach(handle: u32) -> Result<Self, PgError> {
         let mapping = attached(handle)?;
-        // SAFETY: laid out by `create` before the handle was given away; the ring checks its own header.
+        // SAFETY: laid out by `create` before the handle was given away; the ring checks its own
+        // header.
         unsafe {
             let ring = Ring::attach(mapping.base, mapping.len)
                 .map_err(|error| PgError::new(SqlState::InternalError, error.to_string()))?;
@@ -214,7 +216,8 @@ impl Group {
             (self.segments.get(last), self.directory().used.get(last))
         {
             let length = u64::try_from(entry.len()).unwrap_or(0).to_le_bytes();
-            // SAFETY: `total` bytes from `used` lie within the segment; readers look only below the counter.
+            // SAFETY: `total` bytes from `used` lie within the segment; readers look only below the
+            // counter.
             unsafe {
                 let at = segment.base.as_ptr().add(used);
                 at.copy_from_nonoverlapping(length.as_ptr(), 8);
@@ -261,7 +264,8 @@ impl Group {
                 return Ok(());
             };
             while place.offset < used {
-                // SAFETY: entries below `used` are complete and do not change; the length is checked against it.
+                // SAFETY: entries below `used` are complete and do not change; the length is
+                // checked against it.
                 let entry = unsafe {
                     let at = segment.base.as_ptr().add(place.offset);
                     let len = u64::from_le_bytes(at.cast::<[u8; 8]>().read());
@@ -281,7 +285,8 @@ impl Group {
             if next.is_none_or(|next| next.load(Ordering::Acquire) == 0) {
                 return Ok(());
             }
-            // The leader opens a segment only when the one before is full; look once more at what came meanwhile.
+            // The leader opens a segment only when the one before is full; look once more at what
+            // came meanwhile.
             if self.used(place.segment) == place.offset {
                 *place = LogPlace {
                     segment: place.segment + 1,

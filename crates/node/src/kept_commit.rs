@@ -1,11 +1,14 @@
 //! Commit timestamps of this node's transactions that are kept for longer than PostgreSQL has them.
 //!
-//! PostgreSQL forgets a transaction's commit timestamp, with its origin, once no row of any database needs its id any more: by default
-//! that is some fifty million transactions later. A row that was written then has no version for it, so that any change wins against
-//! it. A node which is cut off for long enough still sends changes that are older than such a row, and at all others the row wins.
+//! PostgreSQL forgets a transaction's commit timestamp, with its origin, once no row of any
+//! database needs its id any more: by default that is some fifty million transactions later. A row
+//! that was written then has no version for it, so that any change wins against it. A node which is
+//! cut off for long enough still sends changes that are older than such a row, and at all others
+//! the row wins.
 //!
-//! So the manager copies the commit timestamps of old transactions (`workers/keep_commits.rs`) into `braid.kept_commit`, by blocks of
-//! consecutive ids, where older changes may still arrive. Where nobody stays away for long there is nothing to copy.
+//! So the manager copies the commit timestamps of old transactions (`workers/keep_commits.rs`) into
+//! `braid.kept_commit`, by blocks of consecutive ids, where older changes may still arrive. Where
+//! nobody stays away for long there is nothing to copy.
 //!
 //! Rows of the table:
 //!
@@ -14,8 +17,9 @@
 //! | a block's first transaction, with its epoch | the newest version in it | [the block](braid_bgworker::commit_block) | removed when nothing can arrive any more that is older than `newest` |
 //! | a block's first transaction | null | null | blocks before this one were looked at: one row |
 //!
-//! Shared memory says for which transactions it is worth looking into the table. Who asks does so after a look at what PostgreSQL has,
-//! and a block is there long before that is forgotten; so it does not matter that shared memory hears of it after the commit.
+//! Shared memory says for which transactions it is worth looking into the table. Who asks does so
+//! after a look at what PostgreSQL has, and a block is there long before that is forgotten; so it
+//! does not matter that shared memory hears of it after the commit.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -44,8 +48,8 @@ thread_local! {
     static KNOWN: RefCell<VecDeque<(u64, Block)>> = const { RefCell::new(VecDeque::new()) };
 }
 
-/// Commit timestamp (TimestampTz) and origin of a transaction of which PostgreSQL knows none any more. In a transaction without a
-/// historic snapshot; outside of one nothing is known.
+/// Commit timestamp (TimestampTz) and origin of a transaction of which PostgreSQL knows none any
+/// more. In a transaction without a historic snapshot; outside of one nothing is known.
 #[must_use]
 pub fn of(xid: pg_sys::TransactionId) -> Option<(i64, ReplOriginId)> {
     let entry = registry::my_manager()?;

@@ -1,12 +1,14 @@
-//! Versions of this node's own transactions that are not the times of their commits. Written by sessions whose clock is further behind
-//! than they may wait (`clock.rs`), read by whoever wants a row's version, and by the output plugin.
+//! Versions of this node's own transactions that are not the times of their commits. Written by
+//! sessions whose clock is further behind than they may wait (`clock.rs`), read by whoever wants a
+//! row's version, and by the output plugin.
 //!
-//! The commit record tells the time by the clock, which PostgreSQL lets nobody change. So a row of `braid.local_version`, written by the
-//! transaction itself as the last thing that it does, tells the version by its transaction id; one
-//! more for each subtransaction that has written rows, which have its id. For one that was prepared, which nothing can be
-//! added to, another transaction writes it just before COMMIT PREPARED (`clock.rs`); where that is not carried out then, the next attempt writes one
-//! more, and the newest counts.
-//! The plugin sends that as the time of the commit (`plugin/version.rs`); what is subscribed elsewhere never sees the other one.
+//! The commit record tells the time by the clock, which PostgreSQL lets nobody change. So a row of
+//! `braid.local_version`, written by the transaction itself as the last thing that it does, tells
+//! the version by its transaction id; one more for each subtransaction that has written rows, which
+//! have its id. For one that was prepared, which nothing can be added to, another transaction
+//! writes it just before COMMIT PREPARED (`clock.rs`); where that is not carried out then, the next
+//! attempt writes one more, and the newest counts. The plugin sends that as the time of the commit
+//! (`plugin/version.rs`); what is subscribed elsewhere never sees the other one.
 //!
 //! As there are none usually, shared memory says whether there may be any:
 //!
@@ -16,10 +18,12 @@
 //! | `NONE` | there were none when somebody looked |
 //! | `SOME` | there were some, or set by who writes one, before that; never taken back while the server runs. Beside it stands from which to which transaction they are, so that all is as cheap as before once the clock is right |
 //!
-//! Who has looked takes the place of `UNKNOWN` only, so `NONE` can't hide one that was written meanwhile. Who asks for the version of a
-//! transaction does so after its commit, hence after `SOME`.
+//! Who has looked takes the place of `UNKNOWN` only, so `NONE` can't hide one that was written
+//! meanwhile. Who asks for the version of a transaction does so after its commit, hence after
+//! `SOME`.
 //!
-//! Rows under id 0 say up to where changes were applied here, where that is ahead of the clock: it is to be known again after a restart.
+//! Rows under id 0 say up to where changes were applied here, where that is ahead of the clock: it
+//! is to be known again after a restart.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -46,7 +50,8 @@ const SOME: u32 = 2;
 const COLUMNS: usize = 2;
 /// What is known of so many transactions is remembered by a process.
 const REMEMBERED: usize = 4096;
-/// Microseconds by which more is written down than was seen, so that it is not written with each change.
+/// Microseconds by which more is written down than was seen, so that it is not written with each
+/// change.
 const AHEAD: i64 = 1_000_000;
 
 thread_local! {
@@ -59,7 +64,8 @@ fn table() -> Option<pg_sys::Oid> {
     find_table("braid", "local_version").ok().flatten()
 }
 
-/// Whether it is known that this transaction has no version of its own. Without a look at the table.
+/// Whether it is known that this transaction has no version of its own. Without a look at the
+/// table.
 #[must_use]
 pub fn has_none(xid: pg_sys::TransactionId) -> bool {
     registry::my_manager().is_some_and(|entry| match entry.local_versions.load(Ordering::SeqCst) {
@@ -80,7 +86,8 @@ fn include(entry: &ManagerEntry, full: u64) {
     entry.local_versions_to.fetch_max(full, Ordering::SeqCst);
 }
 
-/// Whether any transaction may have one. Asks the table where nobody knows. In a transaction without a historic snapshot.
+/// Whether any transaction may have one. Asks the table where nobody knows. In a transaction
+/// without a historic snapshot.
 pub fn may_be() -> bool {
     let entry = registry::my_manager();
     match entry.map(|entry| entry.local_versions.load(Ordering::SeqCst)) {
@@ -109,8 +116,8 @@ pub fn may_be() -> bool {
     found
 }
 
-/// The version of a transaction of this node that has committed, microseconds since 1970-01-01 UTC, if that is not its commit timestamp. In a
-/// transaction without a historic snapshot.
+/// The version of a transaction of this node that has committed, microseconds since 1970-01-01 UTC,
+/// if that is not its commit timestamp. In a transaction without a historic snapshot.
 #[must_use]
 pub fn of(xid: pg_sys::TransactionId) -> Option<i64> {
     if !may_be() || has_none(xid) {
@@ -130,8 +137,8 @@ pub fn of(xid: pg_sys::TransactionId) -> Option<i64> {
     version
 }
 
-/// What is written down for a transaction, whether it has committed or is prepared, microseconds since 1970-01-01 UTC. In a transaction without a
-/// historic snapshot.
+/// What is written down for a transaction, whether it has committed or is prepared, microseconds
+/// since 1970-01-01 UTC. In a transaction without a historic snapshot.
 #[must_use]
 pub(crate) fn written_for(full: u64) -> Option<i64> {
     let mut version: Option<i64> = None;
@@ -140,7 +147,8 @@ pub(crate) fn written_for(full: u64) -> Option<i64> {
         index,
         value: i64::try_from(full).unwrap_or(i64::MAX),
     };
-    // WAL may be decoded before the transaction has ended for others: its row is to be seen nevertheless.
+    // WAL may be decoded before the transaction has ended for others: its row is to be seen
+    // nevertheless.
     table_scan::each::<COLUMNS>(table, Some(by), Sees::Running, |row| {
         let [_, timestamp] = row.values;
         version = version.max(Some(int8(timestamp)));
@@ -149,8 +157,8 @@ pub(crate) fn written_for(full: u64) -> Option<i64> {
     version
 }
 
-/// When the transaction was committed by this node's clock or, if it has one, its version (TimestampTz). `None` where that is not known
-/// any more. In a transaction.
+/// When the transaction was committed by this node's clock or, if it has one, its version
+/// (TimestampTz). `None` where that is not known any more. In a transaction.
 #[must_use]
 pub fn commit_timestamp(xid: pg_sys::TransactionId) -> Option<i64> {
     let (timestamp, origin) = commit_data(xid)?;
@@ -158,15 +166,16 @@ pub fn commit_timestamp(xid: pg_sys::TransactionId) -> Option<i64> {
     Some((origin == 0).then(own).flatten().unwrap_or(timestamp))
 }
 
-/// Commit timestamp (TimestampTz) and origin of a transaction, also where PostgreSQL has forgotten them, but Braid has not. `None` where nothing is
-/// known. In a transaction without a historic snapshot.
+/// Commit timestamp (TimestampTz) and origin of a transaction, also where PostgreSQL has forgotten
+/// them, but Braid has not. `None` where nothing is known. In a transaction without a historic
+/// snapshot.
 #[must_use]
 pub fn commit_data(xid: pg_sys::TransactionId) -> Option<(i64, ReplOriginId)> {
     still_known(xid).or_else(|| kept_commit::of(xid))
 }
 
-/// The transaction in hand, which is about to commit, is to have this version (TimestampTz). Returns whether it has: not where the
-/// extension is dropped.
+/// The transaction in hand, which is about to commit, is to have this version (TimestampTz).
+/// Returns whether it has: not where the extension is dropped.
 pub(crate) fn assign(timestamp: i64) -> bool {
     let whole = transaction::assign_top_full_id();
     // Rows have the ids of the subtransactions that have written them.
@@ -176,9 +185,9 @@ pub(crate) fn assign(timestamp: i64) -> bool {
     assign_to(whole, timestamp)
 }
 
-/// The transaction in hand gets this version (microseconds since 1970-01-01 UTC) whatever the time of
-/// its commit. To be called as the last thing that it does, at its top level. Returns whether it has
-/// the version: not where the extension is dropped.
+/// The transaction in hand gets this version (microseconds since 1970-01-01 UTC) whatever the time
+/// of its commit. To be called as the last thing that it does, at its top level. Returns whether it
+/// has the version: not where the extension is dropped.
 ///
 /// The time must not be much older than the commit: versions are told by the commit alone once
 /// nothing older than this version can come.
@@ -187,7 +196,8 @@ pub fn commit_as(timestamp: i64) -> bool {
     assign(timestamp.saturating_sub(EPOCH_DIFFERENCE))
 }
 
-/// As [`assign`] for another transaction, which is prepared: counts once the one in hand has committed.
+/// As [`assign`] for another transaction, which is prepared: counts once the one in hand has
+/// committed.
 pub(crate) fn assign_to(full: u64, timestamp: i64) -> bool {
     let Some(table) = table() else {
         return false;
@@ -202,7 +212,8 @@ pub(crate) fn assign_to(full: u64, timestamp: i64) -> bool {
     true
 }
 
-/// What has come here reaches up to this time (TimestampTz), which is to be known after a restart. In the transaction that brings it.
+/// What has come here reaches up to this time (TimestampTz), which is to be known after a restart.
+/// In the transaction that brings it.
 pub fn mark(timestamp: i64) {
     let Some(entry) = registry::my_manager() else {
         return;
@@ -219,7 +230,8 @@ pub fn mark(timestamp: i64) {
     MARKED.set(timestamp);
 }
 
-/// The transaction in hand has ended. What it has marked is there for others only now, and only if it has committed.
+/// The transaction in hand has ended. What it has marked is there for others only now, and only if
+/// it has committed.
 pub fn ended(committed: bool) {
     let marked = MARKED.replace(0);
     if marked != 0

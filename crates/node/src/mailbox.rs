@@ -136,7 +136,8 @@ impl Mailbox {
 
     fn attach(handle: u32) -> Result<Self, PgError> {
         let mapping = group::attach(handle, size_of::<Layout>())?;
-        // SAFETY: the worker laid it out before it gave the handle away; mapped until this process ends; atomics only.
+        // SAFETY: the worker laid it out before it gave the handle away; mapped until this process
+        // ends; atomics only.
         let layout = unsafe { mapping.base.cast::<Layout>().as_ref() };
         Ok(Self { layout })
     }

@@ -1,8 +1,10 @@
 //! Replication origins: under which a subscription's commits are stamped, and how far it has come.
 //!
-//! One origin for each pair of node and applier, named `braid/<node>/<database OID><four digits>`, because a process can only
-//! advance an origin that no other process holds, and because all databases of a server share one list of origins. Commits are in the provider's order, and so are their WAL records: the largest position of a
-//! subscription's origins is where it stands, also after a crash (I1).
+//! One origin for each pair of node and applier, named `braid/<node>/<database OID><four digits>`,
+//! because a process can only advance an origin that no other process holds, and because all
+//! databases of a server share one list of origins. Commits are in the provider's order, and so are
+//! their WAL records: the largest position of a subscription's origins is where it stands, also
+//! after a crash (I1).
 
 use std::cell::Cell;
 use std::ffi::{CStr, CString};
@@ -31,9 +33,9 @@ fn parse(rows: Vec<Vec<Option<String>>>) -> Vec<OriginId> {
         .collect()
 }
 
-/// Gives a subscription an origin for `node` at each place below `count` that has none: one that a dropped subscription left, or a
-/// new one. The process with that number uses it, and a place keeps its origin for as long as the subscription lives. In a
-/// transaction of the caller's.
+/// Gives a subscription an origin for `node` at each place below `count` that has none: one that a
+/// dropped subscription left, or a new one. The process with that number uses it, and a place keeps
+/// its origin for as long as the subscription lives. In a transaction of the caller's.
 ///
 /// # Errors
 /// Whatever SPI says.
@@ -82,7 +84,8 @@ pub fn at_place(
     .map(|rows| parse(rows).first().copied())
 }
 
-/// The origins that a subscription's commits of `node`'s transactions may have. In a transaction of the caller's.
+/// The origins that a subscription's commits of `node`'s transactions may have. In a transaction of
+/// the caller's.
 ///
 /// # Errors
 /// Whatever SPI says.
@@ -94,8 +97,8 @@ pub fn all_of(subscription_id: u32, node: &str) -> Result<Vec<OriginId>, PgError
     .map(parse)
 }
 
-/// Whether a subscription may use one more origin for `node` than `count`, which it has: so that some are left for those who can't do
-/// without. In a transaction of the caller's.
+/// Whether a subscription may use one more origin for `node` than `count`, which it has: so that
+/// some are left for those who can't do without. In a transaction of the caller's.
 ///
 /// # Errors
 /// Whatever SPI says.
@@ -103,7 +106,8 @@ pub fn has_room(subscription_id: u32, node: &str, count: usize) -> Result<bool, 
     if all_of(subscription_id, node)?.len() > count {
         return Ok(true);
     }
-    // Which setting it is depends on the version. Also those count that were prepared for and are not in use.
+    // Which setting it is depends on the version. Also those count that were prepared for and are
+    // not in use.
     let found = rows(
         "select 1 from pg_catalog.pg_settings s where s.name in ('max_active_replication_origins', 'max_replication_slots') \
          having (array_agg(s.setting::bigint order by s.name))[1] \
@@ -113,7 +117,8 @@ pub fn has_room(subscription_id: u32, node: &str, count: usize) -> Result<bool, 
     Ok(!found.is_empty())
 }
 
-/// Of the server's places for origins so many stay free before one is taken that can be done without; with that one.
+/// Of the server's places for origins so many stay free before one is taken that can be done
+/// without; with that one.
 const SPARE_ORIGINS: i64 = 3;
 
 /// Whose an origin is.
@@ -124,8 +129,8 @@ enum Owner<'a> {
     Source(&'a str),
 }
 
-/// The origin that what comes from `source` and was first committed at `node` is stamped with; made when there is none. In a
-/// transaction of the caller's.
+/// The origin that what comes from `source` and was first committed at `node` is stamped with; made
+/// when there is none. In a transaction of the caller's.
 ///
 /// # Errors
 /// Whatever SPI says.
@@ -252,7 +257,8 @@ pub enum Remade {
     Taken,
 }
 
-/// Make one of this database's origins again, under the number that rows know it by, and at a position. In a transaction of the caller's.
+/// Make one of this database's origins again, under the number that rows know it by, and at a
+/// position. In a transaction of the caller's.
 ///
 /// # Errors
 /// Whatever SPI says.
@@ -301,9 +307,9 @@ pub fn advance(origin: OriginId, lsn: u64) {
     plain::replorigin_advance(origin.0, lsn, 0, true, true);
 }
 
-/// How far a subscription has come in its provider's WAL: the largest position of its origins; 0 for none. It is on disk here:
-/// whoever starts anew from a position reports it, and what is reported must not be lost in a crash. In a transaction of the
-/// caller's.
+/// How far a subscription has come in its provider's WAL: the largest position of its origins; 0
+/// for none. It is on disk here: whoever starts anew from a position reports it, and what is
+/// reported must not be lost in a crash. In a transaction of the caller's.
 ///
 /// # Errors
 /// Whatever SPI says.
@@ -339,7 +345,8 @@ pub fn use_for_commits(origin: OriginId) -> Result<(), PgError> {
     Ok(())
 }
 
-/// Stamp what this process commits with no origin until [`resume`]. The origin stays this process's. Returns it.
+/// Stamp what this process commits with no origin until [`resume`]. The origin stays this
+/// process's. Returns it.
 pub fn suspend() -> OriginId {
     let used = OriginId(compat::session_origin());
     compat::set_session_origin(0);
@@ -352,7 +359,8 @@ pub fn stamp() -> OriginId {
     OriginId(session_origin::get())
 }
 
-/// Stamp commits, and records of WAL, with another origin than the one that this process has set up, until [`resume`].
+/// Stamp commits, and records of WAL, with another origin than the one that this process has set
+/// up, until [`resume`].
 pub fn stamp_with(origin: OriginId) {
     session_origin::set(origin.0);
 }
@@ -365,16 +373,20 @@ pub fn resume(suspended: OriginId) {
 static WATCHED: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
-    /// Where that ends at the provider for which the transaction in hand stands; 0 while it stands for nothing.
+    /// Where that ends at the provider for which the transaction in hand stands; 0 while it stands
+    /// for nothing.
     static ENDS_AT: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Have the transaction in hand stand for what ends at `end_lsn` at the provider, where it was committed at `timestamp` (`TimestampTz`): its
-/// commit, or its PREPARE, moves the origin of this process there.
+/// Have the transaction in hand stand for what ends at `end_lsn` at the provider, where it was
+/// committed at `timestamp` (`TimestampTz`): its commit, or its PREPARE, moves the origin of this
+/// process there.
 ///
-/// The position is put in its place only when no code of users' runs any more, and taken away before anything is rolled back. From 16 on, PostgreSQL
-/// moves the origin with whatever is rolled back too (`RecordTransactionAbort` of src/backend/access/transam/xact.c), a subtransaction,
-/// and what was open in a process that is told to end, included: what was not applied would be taken for applied (I1).
+/// The position is put in its place only when no code of users' runs any more, and taken away
+/// before anything is rolled back. From 16 on, PostgreSQL moves the origin with whatever is rolled
+/// back too (`RecordTransactionAbort` of src/backend/access/transam/xact.c), a subtransaction, and
+/// what was open in a process that is told to end, included: what was not applied would be taken
+/// for applied (I1).
 pub fn stands_for(end_lsn: u64, timestamp: i64) {
     if !WATCHED.swap(true, Ordering::Relaxed) {
         transaction::on_end(at_end);

@@ -1,7 +1,9 @@
-//! The roles that own subscriptions, as PostgreSQL's shared dependencies know them, so that DROP ROLE refuses to drop one. Run by sessions that
-//! create, change or drop subscriptions, and by the manager when it starts.
+//! The roles that own subscriptions, as PostgreSQL's shared dependencies know them, so that DROP
+//! ROLE refuses to drop one. Run by sessions that create, change or drop subscriptions, and by the
+//! manager when it starts.
 //!
-//! Invariant: the dependencies are those of privileges on `braid.subscription`, which nobody is granted. PostgreSQL removes them with the table.
+//! Invariant: the dependencies are those of privileges on `braid.subscription`, which nobody is
+//! granted. PostgreSQL removes them with the table.
 
 use braid_postgres::catalog::query;
 use braid_postgres::error::PgError;
@@ -33,7 +35,8 @@ unsafe fn allocated(roles: &[pg_sys::Oid]) -> (i32, *mut pg_sys::Oid) {
     }
 }
 
-/// Makes the dependencies those that the subscriptions of this database have, as this transaction sees them.
+/// Makes the dependencies those that the subscriptions of this database have, as this transaction
+/// sees them.
 ///
 /// # Errors
 /// 42P01 when the extension's table is missing. Raises 42704 for a role that is being dropped.
@@ -53,8 +56,9 @@ pub fn tie() -> Result<(), PgError> {
     if before == after {
         return Ok(());
     }
-    // SAFETY: in a transaction; both arrays are sorted, free of duplicates, palloc'd and as long as is said: PostgreSQL frees them. No role's
-    // OID is the invalid one, which stands for the table's owner.
+    // SAFETY: in a transaction; both arrays are sorted, free of duplicates, palloc'd and as long as
+    // is said: PostgreSQL frees them. No role's OID is the invalid one, which stands for the
+    // table's owner.
     unsafe {
         let (olds, before) = allocated(&before);
         let (news, after) = allocated(&after);

@@ -1,9 +1,11 @@
-//! `braid.parked_transaction` and `braid.parked_record`: transactions that are set aside because they can't be applied (`on_error => 'park'`),
-//! and those that wait for them. `braid_bgworker::parked` says who waits for whom. Written and read by the appliers; the functions show them,
-//! ask for another attempt, and give them up.
+//! `braid.parked_transaction` and `braid.parked_record`: transactions that are set aside because
+//! they can't be applied (`on_error => 'park'`), and those that wait for them.
+//! `braid_bgworker::parked` says who waits for whom. Written and read by the appliers; the
+//! functions show them, ask for another attempt, and give them up.
 //!
-//! What is stored can be read by itself, whatever becomes of the provider: part 0 of a transaction is the header of its stream and the schemas
-//! of its relations, the other parts are its records as they came.
+//! What is stored can be read by itself, whatever becomes of the provider: part 0 of a transaction
+//! is the header of its stream and the schemas of its relations, the other parts are its records as
+//! they came.
 
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
@@ -281,7 +283,8 @@ pub fn insert(
     )
 }
 
-/// Append a frame to the records of a parked transaction; `part` is the next part's number. In a transaction of the caller's.
+/// Append a frame to the records of a parked transaction; `part` is the next part's number. In a
+/// transaction of the caller's.
 ///
 /// # Errors
 /// Whatever SPI says.
@@ -306,7 +309,8 @@ pub fn add(id: i64, part: &mut i32, frame: &[u8]) -> Result<(), PgError> {
     }
 }
 
-/// The frame that starts with part `part`, which becomes the number of the part behind it; `None` when there is none. In a transaction.
+/// The frame that starts with part `part`, which becomes the number of the part behind it; `None`
+/// when there is none. In a transaction.
 ///
 /// # Errors
 /// Whatever SPI says; XX001 when a part is missing.
@@ -349,7 +353,8 @@ pub fn frame(id: i64, part: &mut i32) -> Result<Option<Vec<u8>>, PgError> {
     }
 }
 
-/// It is applied by the transaction in hand. False, and that must not be committed, when it was given up meanwhile.
+/// It is applied by the transaction in hand. False, and that must not be committed, when it was
+/// given up meanwhile.
 ///
 /// # Errors
 /// Whatever SPI says.
@@ -399,7 +404,8 @@ fn note_attempt(id: i64, error: &PgError, state: &str) -> Result<(), PgError> {
     )
 }
 
-/// Where a parked transaction ends at the provider, and whether its first pieces are committed. In a transaction.
+/// Where a parked transaction ends at the provider, and whether its first pieces are committed. In
+/// a transaction.
 ///
 /// # Errors
 /// Whatever SPI says; 42704 when it is not there.
@@ -413,7 +419,8 @@ pub fn end_of(id: i64) -> Result<(u64, bool), PgError> {
     .ok_or_else(|| PgError::new(SqlState::UndefinedObject, "the transaction is not parked any more"))
 }
 
-/// The changes of a parked transaction as JSON objects, one a record. In a transaction, with the rights of the tables' owner.
+/// The changes of a parked transaction as JSON objects, one a record. In a transaction, with the
+/// rights of the tables' owner.
 ///
 /// # Errors
 /// Whatever SPI says; XX001 for records that can't be read.
@@ -443,7 +450,8 @@ pub fn records_as_json(id: i64) -> Result<Vec<String>, PgError> {
                 Record::Change(_) | Record::Truncate(_) | Record::Message(_) => true,
                 _ if known => false,
                 Record::Begin(_) | Record::Commit(_) => false,
-                // What came in segments, or was prepared, is parked as the transaction that it has become.
+                // What came in segments, or was prepared, is parked as the transaction that it has
+                // become.
                 other => {
                     let kind = other.tag().name();
                     return Err(PgError::new(
@@ -475,8 +483,8 @@ pub struct Request {
 }
 
 impl Request {
-    /// Ask for an attempt at one parked transaction, or at all; `None` when the subscription has no workers. The caller holds the
-    /// subscription's advisory lock for this.
+    /// Ask for an attempt at one parked transaction, or at all; `None` when the subscription has no
+    /// workers. The caller holds the subscription's advisory lock for this.
     #[must_use]
     pub fn make(subscription_id: u32, id: Option<i64>) -> Option<Self> {
         let entry = registry::subscription(subscription_id)?;

@@ -1,14 +1,21 @@
-//! Transactions that are prepared here for a subscription, and such that can't be. Run by leader and appliers, and by functions.
+//! Transactions that are prepared here for a subscription, and such that can't be. Run by leader
+//! and appliers, and by functions.
 //!
-//! The name of one that is prepared is `braid_<database OID>_<subscription>_<transaction at the provider>`: all databases of a server
-//! share one list of prepared transactions, and of those that are not finished each has another number at the provider.
+//! The name of one that is prepared is
+//! `braid_<database OID>_<subscription>_<transaction at the provider>`: all databases of a server
+//! share one list of prepared transactions, and of those that are not finished each has another
+//! number at the provider.
 //!
-//! What can't be prepared, because what it meets is decided by its commit, is noted down in `braid.unprepared`, with the position of its
-//! PREPARE; the provider is asked for it by number, and sends it whole when it has committed. A note that stays for too long does no harm: a
-//! transaction that has the number again would come whole, too. It must not go too early: its commit would come without it.
+//! What can't be prepared, because what it meets is decided by its commit, is noted down in
+//! `braid.unprepared`, with the position of its PREPARE; the provider is asked for it by number,
+//! and sends it whole when it has committed. A note that stays for too long does no harm: a
+//! transaction that has the number again would come whole, too. It must not go too early: its
+//! commit would come without it.
 //!
-//! What is prepared can be given up as well, when it is in the way of what comes before its end (`in_a_circle`): it is noted down, and the leader starts anew.
-//! What is noted down and prepared here nevertheless is rolled back before anything is received (`noted`), so it does not matter where that was cut off.
+//! What is prepared can be given up as well, when it is in the way of what comes before its end
+//! (`in_a_circle`): it is noted down, and the leader starts anew. What is noted down and prepared
+//! here nevertheless is rolled back before anything is received (`noted`), so it does not matter
+//! where that was cut off.
 
 use std::collections::BTreeSet;
 use std::ffi::CString;
@@ -38,7 +45,8 @@ pub fn gid(subscription_id: u32, xid: u32) -> CString {
     CString::new(format!("{}{xid}", prefix(subscription_id))).unwrap_or_default()
 }
 
-/// Note down that a transaction, whose PREPARE ends at this position, is not prepared here. In a transaction of the caller's.
+/// Note down that a transaction, whose PREPARE ends at this position, is not prepared here. In a
+/// transaction of the caller's.
 ///
 /// # Errors
 /// Whatever SPI says.
@@ -56,8 +64,9 @@ pub fn note(subscription_id: u32, xid: u32, end_lsn: u64, reason: &str) -> Resul
     )
 }
 
-/// Numbers of the transactions that are to come when they have committed, and not before. Notes of those go that are over, and whose end has
-/// come here: the stream goes on from `start`. Outside of a transaction.
+/// Numbers of the transactions that are to come when they have committed, and not before. Notes of
+/// those go that are over, and whose end has come here: the stream goes on from `start`. Outside of
+/// a transaction.
 ///
 /// # Errors
 /// Whatever SPI and the provider say.
@@ -84,8 +93,8 @@ pub fn noted(
         return Ok(numbers);
     }
     roll_back(subscription.id, &numbers)?;
-    // The position after the look: what is over by then has ended before it. Not by `pg_prepared_xacts`, which does not show yet what was prepared
-    // this very moment.
+    // The position after the look: what is over by then has ended before it. Not by
+    // `pg_prepared_xacts`, which does not show yet what was prepared this very moment.
     let snapshot = provider
         .query("SELECT pg_catalog.pg_current_snapshot()")?
         .get(0, 0)
@@ -133,13 +142,14 @@ fn roll_back(subscription_id: u32, numbers: &[String]) -> Result<(), PgError> {
     Ok(())
 }
 
-/// Transactions that are prepared here for the subscription, and that what comes before their ends waits for, by their ids at the provider. In a
-/// transaction.
+/// Transactions that are prepared here for the subscription, and that what comes before their ends
+/// waits for, by their ids at the provider. In a transaction.
 ///
 /// # Errors
 /// Whatever SPI says.
 pub fn in_a_circle(subscription_id: u32) -> Result<BTreeSet<u32>, PgError> {
-    // pg_blocking_pids has 0 for what is prepared. Its locks are those without a process, and that of its own id says which it is.
+    // pg_blocking_pids has 0 for what is prepared. Its locks are those without a process, and that
+    // of its own id says which it is.
     let found = rows(
         "select w.pid::text, b.pid::text, null \
          from (select distinct pid from pg_catalog.pg_locks where not granted) w, unnest(pg_catalog.pg_blocking_pids(w.pid)) b (pid) where b.pid <> 0 \
@@ -179,7 +189,8 @@ fn read_wait(row: &[Option<String>]) -> Option<Wait> {
     Some(Wait { process, holder })
 }
 
-/// Up to where local WAL is flushed: past the record of each step of a prepared transaction, which is flushed with it.
+/// Up to where local WAL is flushed: past the record of each step of a prepared transaction, which
+/// is flushed with it.
 pub fn flushed() -> u64 {
     braid_postgres::wal::flushed()
 }

@@ -1,11 +1,11 @@
 //! Questions to a provider about what its publications publish, as SQL. Run by leaders, copy
 //! workers and sessions.
 //!
-//! The view `pg_publication_tables` computes all tables of a publication for each question, and from
-//! PostgreSQL 16 on it locks each of them. Example: at tokyo T has locked a published table, and its
-//! commit waits until paris has confirmed it. If paris asked the view about any table, the question
-//! would wait for T, and T for paris. So these questions read the catalogs of publications for one
-//! table, as `pg_get_publication_tables` does for all (`pg_publication.c`, 15 to 19).
+//! The view `pg_publication_tables` computes all tables of a publication for each question, and
+//! from PostgreSQL 16 on it locks each of them. Example: at tokyo T has locked a published table,
+//! and its commit waits until paris has confirmed it. If paris asked the view about any table, the
+//! question would wait for T, and T for paris. So these questions read the catalogs of publications
+//! for one table, as `pg_get_publication_tables` does for all (`pg_publication.c`, 15 to 19).
 //!
 //! The catalogs are read under the snapshot of the query; the view sees them as they are now.
 
@@ -70,9 +70,10 @@ pub fn column_names(server_version: i32) -> String {
     )
 }
 
-/// Returns a condition: none of these publications publishes an ancestor of the table `c` under whose
-/// name the table's changes come. One publication may publish a partition and another one its root
-/// with `publish_via_partition_root`; the changes come as the root's then, and so does the copy.
+/// Returns a condition: none of these publications publishes an ancestor of the table `c` under
+/// whose name the table's changes come. One publication may publish a partition and another one its
+/// root with `publish_via_partition_root`; the changes come as the root's then, and so does the
+/// copy.
 #[must_use]
 pub fn is_not_sent_as_root(publications: &[String]) -> String {
     format!(

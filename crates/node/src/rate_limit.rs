@@ -1,8 +1,10 @@
-//! The limits on how fast a subscription is read (braid.set_rate_limit), as the processes keep them that read: the leader, and the
-//! workers that copy tables. They share two buckets in the registry, so that the limits hold for all of them together.
+//! The limits on how fast a subscription is read (braid.set_rate_limit), as the processes keep them
+//! that read: the leader, and the workers that copy tables. They share two buckets in the registry,
+//! so that the limits hold for all of them together.
 //!
-//! What is not read stays in the socket, and holds the provider's walsender back. The manager writes the limits there as it sees them
-//! in the catalog, when the transaction that set them has committed.
+//! What is not read stays in the socket, and holds the provider's walsender back. The manager
+//! writes the limits there as it sees them in the catalog, when the transaction that set them has
+//! committed.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;

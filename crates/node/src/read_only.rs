@@ -2,10 +2,10 @@
 //! library preloaded.
 //!
 //! The group agrees which members these are (`crates/group`); a member notes it in shared memory
-//! ([`registry::READ_ONLY`]). If nobody has noted it since the server started, the session that runs
-//! the first statement looks it up. Each statement of a session there makes its transaction a read-only
-//! one first, so that PostgreSQL itself refuses what writes, with its own errors. Temporary tables
-//! can be written to, and not made, as in any such transaction.
+//! ([`registry::READ_ONLY`]). If nobody has noted it since the server started, the session that
+//! runs the first statement looks it up. Each statement of a session there makes its transaction a
+//! read-only one first, so that PostgreSQL itself refuses what writes, with its own errors.
+//! Temporary tables can be written to, and not made, as in any such transaction.
 //!
 //! Braid's own processes and functions write on: [`allowing`]. So do sessions that apply what
 //! another node has sent, under a replication origin.

@@ -1,10 +1,13 @@
-//! Who reads from this database: whether there is a node to which what this one has from others goes on (`origin => 'any'`).
+//! Who reads from this database: whether there is a node to which what this one has from others
+//! goes on (`origin => 'any'`).
 //!
-//! A reader says so when its stream starts, and is known by its slot from then on, until the server ends. A slot of which that is not known
-//! yet may be one of these; so what is done for the nodes behind is done from the slot's first position on.
+//! A reader says so when its stream starts, and is known by its slot from then on, until the server
+//! ends. A slot of which that is not known yet may be one of these; so what is done for the nodes
+//! behind is done from the slot's first position on.
 //!
-//! A transaction is to ask once it has an id. A slot is there, with its plugin, before PostgreSQL looks which transactions run, and sends none
-//! of those: so what it sends has asked later, and finds it.
+//! A transaction is to ask once it has an id. A slot is there, with its plugin, before PostgreSQL
+//! looks which transactions run, and sends none of those: so what it sends has asked later, and
+//! finds it.
 
 use std::ffi::CStr;
 use std::sync::atomic::Ordering;
@@ -51,8 +54,9 @@ fn passing() -> impl Iterator<Item = Vec<u8>> {
     let here = process::my_database();
     let own = slot_name::of_collector(here);
     (0..count).filter_map(move |place| {
-        // SAFETY: there are so many. Others may write meanwhile: what a slot is is complete before it is in use, but for its plugin, and
-        // then stays as it is; what comes and goes at this moment is none that this transaction is sent through.
+        // SAFETY: there are so many. Others may write meanwhile: what a slot is is complete before
+        // it is in use, but for its plugin, and then stays as it is; what comes and goes at this
+        // moment is none that this transaction is sent through.
         let (database, name, plugin) = unsafe {
             let slot = (&raw mut (*slots).replication_slots)
                 .cast::<pg_sys::ReplicationSlot>()

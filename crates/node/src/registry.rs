@@ -1,11 +1,14 @@
-//! What all of this server's Braid processes know of each other: fixed shared memory, laid out when the server starts.
+//! What all of this server's Braid processes know of each other: fixed shared memory, laid out when
+//! the server starts.
 //!
-//! Written by the workers, read by the monitoring functions in any backend. Everything is an atomic; a light-weight lock
-//! keeps the parts of a subscription's last failure together. Positions are in the provider's WAL unless a name says local.
+//! Written by the workers, read by the monitoring functions in any backend. Everything is an
+//! atomic; a light-weight lock keeps the parts of a subscription's last failure together. Positions
+//! are in the provider's WAL unless a name says local.
 //!
-//! An entry's life: the manager takes it when it first sees a subscription (under the lock, `subscription_id` set last), the leader
-//! fills it, and the manager gives it back when the subscription is gone. Counters live as long as the entry. Readers hold no lock:
-//! whoever shows an entry's numbers reads `generation` before and after them, and leaves them out if it has moved.
+//! An entry's life: the manager takes it when it first sees a subscription (under the lock,
+//! `subscription_id` set last), the leader fills it, and the manager gives it back when the
+//! subscription is gone. Counters live as long as the entry. Readers hold no lock: whoever shows an
+//! entry's numbers reads `generation` before and after them, and leaves them out if it has moved.
 
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
@@ -65,7 +68,8 @@ pub fn wake_supervisor() {
     }
 }
 
-/// Background workers that run now for the other databases of this server: managers, leaders and appliers.
+/// Background workers that run now for the other databases of this server: managers, leaders and
+/// appliers.
 #[must_use]
 pub fn workers_elsewhere() -> usize {
     let here = my_database();

@@ -1,15 +1,16 @@
-//! Tables that a statement rewrites (`ALTER TABLE` with another type of a column, say). Run by every
-//! session of a server that has the library preloaded, and by the appliers.
+//! Tables that a statement rewrites (`ALTER TABLE` with another type of a column, say). Run by
+//! every session of a server that has the library preloaded, and by the appliers.
 //!
-//! The statement writes each row anew, by its own transaction. The versions of the rows would go with
-//! those that wrote them before. So the layer above notes them before and writes them down after.
+//! The statement writes each row anew, by its own transaction. The versions of the rows would go
+//! with those that wrote them before. So the layer above notes them before and writes them down
+//! after.
 //!
 //! PostgreSQL creates the table that receives the rows under a name of its own, `pg_temp_OID`, at a
 //! moment when the rows are still in the old one. An event trigger on `table_rewrite` would come at
 //! the same moment, but a setting and any superuser can turn event triggers off.
 //!
-//! `VACUUM FULL`, `CLUSTER` and `REPACK` create such a table, too, and keep who wrote its rows: only
-//! what `ALTER TABLE` does counts.
+//! `VACUUM FULL`, `CLUSTER` and `REPACK` create such a table, too, and keep who wrote its rows:
+//! only what `ALTER TABLE` does counts.
 //!
 //! Not for: what versions are (`braid_apply`).
 

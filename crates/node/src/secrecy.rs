@@ -1,8 +1,10 @@
-//! Keeps connection strings out of the server's log: a statement that fails is logged with its text (`log_min_error_statement`), and
-//! the text of a call of create_subscription has a password in it. A statement that does not name the function, such as EXECUTE, has
-//! one if the function was called.
+//! Keeps connection strings out of the server's log: a statement that fails is logged with its text
+//! (`log_min_error_statement`), and the text of a call of create_subscription has a password in it.
+//! A statement that does not name the function, such as EXECUTE, has one if the function was
+//! called.
 //!
-//! Runs in every session, only when something is logged. Does not touch what an administrator asks to log (`log_statement`).
+//! Runs in every session, only when something is logged. Does not touch what an administrator asks
+//! to log (`log_statement`).
 
 use std::ffi::CStr;
 use std::sync::OnceLock;
@@ -30,7 +32,8 @@ static PREVIOUS: OnceLock<pg_sys::emit_log_hook_type> = OnceLock::new();
 /// When the last statement started that has called one of the functions (TimestampTz).
 static CALLED_AT: AtomicI64 = AtomicI64::new(i64::MIN);
 
-/// Notes that the statement that runs now has a connection string in it. The functions call it before anything that can fail.
+/// Notes that the statement that runs now has a connection string in it. The functions call it
+/// before anything that can fail.
 pub fn note_call() {
     let started = plain::GetCurrentStatementStartTimestamp();
     CALLED_AT.store(started, Ordering::Relaxed);
@@ -48,7 +51,8 @@ pub fn hide_connection_strings() {
 
 /// Runs in the middle of PostgreSQL's error reporting: allocates nothing and raises nothing.
 unsafe extern "C-unwind" fn hide_statement(error: *mut pg_sys::ErrorData) {
-    // SAFETY: PostgreSQL passes the error that it is about to log; debug_query_string is null or the session's current statement.
+    // SAFETY: PostgreSQL passes the error that it is about to log; debug_query_string is null or
+    // the session's current statement.
     unsafe {
         let statement = pg_sys::debug_query_string;
         let called =

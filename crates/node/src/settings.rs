@@ -1,4 +1,5 @@
-//! The settings `braid.*`, registered once, when the library is loaded; and those of PostgreSQL that Braid goes by.
+//! The settings `braid.*`, registered once, when the library is loaded; and those of PostgreSQL
+//! that Braid goes by.
 
 use std::ffi::CStr;
 use std::time::Duration;
@@ -66,7 +67,8 @@ static CONFLICT_HISTORY: GucSetting<ConflictHistory> =
 /// `braid.conflict_history`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PostgresGucEnum)]
 pub enum ConflictHistory {
-    /// Conflicts are recorded, but for those whose writer is known to have seen the row that is here.
+    /// Conflicts are recorded, but for those whose writer is known to have seen the row that is
+    /// here.
     #[name = c"on"]
     On,
     /// None is recorded.
@@ -171,7 +173,8 @@ fn of_appliers() -> [Int; 3] {
     ]
 }
 
-/// What conflicts take: room in the history, time of functions, and of commits that are to be newer than what they have read.
+/// What conflicts take: room in the history, time of functions, and of commits that are to be newer
+/// than what they have read.
 fn of_conflicts() -> [Int; 6] {
     [
         Int {
@@ -468,7 +471,8 @@ pub fn register() {
         .chain(balancer::all())
         .chain(ints)
     {
-        // Too late for it when a session loads the library by itself: create_node then says what to do.
+        // Too late for it when a session loads the library by itself: create_node then says what to
+        // do.
         if matches!(int.context, GucContext::Postmaster) && !preloading {
             continue;
         }

@@ -1,5 +1,6 @@
-//! `braid.split_progress`: what is committed here of a transaction that is committed in pieces (`braid_bgworker::split`). Written by the
-//! applier that has it in hand, in the commits that it speaks of; read by it, and by the leader when it starts.
+//! `braid.split_progress`: what is committed here of a transaction that is committed in pieces
+//! (`braid_bgworker::split`). Written by the applier that has it in hand, in the commits that it
+//! speaks of; read by it, and by the leader when it starts.
 
 use braid_bgworker::split::Progress;
 use braid_bgworker::sqlstate::SqlState;
@@ -8,8 +9,8 @@ use braid_postgres::error::PgError;
 
 use crate::subscription::{Subscription, execute, execute_counting, rows, rows_written};
 
-/// Where the commit record of the transaction starts of which a part is committed; `None` when there is none. In a transaction
-/// of the caller's.
+/// Where the commit record of the transaction starts of which a part is committed; `None` when
+/// there is none. In a transaction of the caller's.
 ///
 /// # Errors
 /// Whatever SPI says.
@@ -27,7 +28,8 @@ pub fn outstanding(subscription_id: u32) -> Result<Option<(u64, u64)>, PgError> 
     }))
 }
 
-/// What is committed of the transaction whose commit record starts at `commit_lsn`. In a transaction of the caller's.
+/// What is committed of the transaction whose commit record starts at `commit_lsn`. In a
+/// transaction of the caller's.
 ///
 /// # Errors
 /// Whatever SPI says; XX001 when the row can't be read.
@@ -55,8 +57,9 @@ pub fn read(subscription_id: u32, commit_lsn: u64) -> Result<Progress, PgError> 
     })
 }
 
-/// Write down what is committed with the transaction in hand. False, and it must not be committed, when the subscription was changed so
-/// that the rest would come otherwise: whoever changes it waits for this commit, or is waited for here.
+/// Write down what is committed with the transaction in hand. False, and it must not be committed,
+/// when the subscription was changed so that the rest would come otherwise: whoever changes it
+/// waits for this commit, or is waited for here.
 ///
 /// # Errors
 /// Whatever SPI says.
@@ -94,8 +97,8 @@ pub fn finish(subscription_id: u32) -> Result<(), PgError> {
     )
 }
 
-/// The rest of the transaction whose commit record starts at `commit_lsn` is left out. How many changes are committed here of it, if any are. In
-/// the caller's transaction.
+/// The rest of the transaction whose commit record starts at `commit_lsn` is left out. How many
+/// changes are committed here of it, if any are. In the caller's transaction.
 ///
 /// # Errors
 /// Whatever SPI says.

@@ -1,8 +1,9 @@
-//! Whether this database may act as the node that its catalog names. Run by every process that would act for the node: manager, leader,
-//! cleanup, and the output plugin.
+//! Whether this database may act as the node that its catalog names. Run by every process that
+//! would act for the node: manager, leader, cleanup, and the output plugin.
 //!
-//! A copy of a node has the node's catalog: subscriptions, slots' names, the node's identity. So has a node after `pg_upgrade`, but not its replication
-//! origins, nor its commit timestamps. The SQL function `braid.node_standing` decides, and says what to do; this module asks it.
+//! A copy of a node has the node's catalog: subscriptions, slots' names, the node's identity. So
+//! has a node after `pg_upgrade`, but not its replication origins, nor its commit timestamps. The
+//! SQL function `braid.node_standing` decides, and says what to do; this module asks it.
 
 use braid_bgworker::sqlstate::SqlState;
 use braid_postgres::catalog::{Rights, with_rights};
@@ -19,8 +20,8 @@ pub fn has_extension() -> bool {
     oid != pg_sys::InvalidOid
 }
 
-/// Why this database must not act as its node; `None` where it may, and where it is no node. In a transaction with a snapshot, in a database that has
-/// the extension.
+/// Why this database must not act as its node; `None` where it may, and where it is no node. In a
+/// transaction with a snapshot, in a database that has the extension.
 ///
 /// # Errors
 /// Whatever SPI says.

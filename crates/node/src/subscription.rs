@@ -1,5 +1,5 @@
-//! Reading and moving the catalog's rows about subscriptions. Run by the manager, the leader and the copy workers, each
-//! call in a transaction of the caller's.
+//! Reading and moving the catalog's rows about subscriptions. Run by the manager, the leader and
+//! the copy workers, each call in a transaction of the caller's.
 
 use std::time::Duration;
 
@@ -212,7 +212,8 @@ pub fn joins_with_rows() -> Result<bool, PgError> {
     Ok(!found.is_empty())
 }
 
-/// Have no lock waited for longer than a moment in this transaction: what takes longer is [`SqlState::LockNotAvailable`].
+/// Have no lock waited for longer than a moment in this transaction: what takes longer is
+/// [`SqlState::LockNotAvailable`].
 ///
 /// # Errors
 /// As [`execute`].
@@ -239,7 +240,8 @@ pub fn set_phase(id: u32, phase: &str, start_lsn: Option<u64>) -> Result<(), PgE
     )
 }
 
-/// Note down that the slot is about to be created, or that it was not. False when the subscription is gone.
+/// Note down that the slot is about to be created, or that it was not. False when the subscription
+/// is gone.
 ///
 /// # Errors
 /// As [`execute`].
@@ -251,8 +253,8 @@ pub fn set_slot_attempted(id: u32, attempted: bool) -> Result<bool, PgError> {
     .map(|touched| touched == 1)
 }
 
-/// Whether a name is part of a subscription, or the table of this database that has it. The table itself is not looked into, and no lock on it waited
-/// for.
+/// Whether a name is part of a subscription, or the table of this database that has it. The table
+/// itself is not looked into, and no lock on it waited for.
 ///
 /// # Errors
 /// As [`execute`].
@@ -318,7 +320,8 @@ pub enum InitialCopy {
     UnlessFilled,
 }
 
-/// Make a table of this database part of a subscription, to be copied first or not. False when it was part already, or is not here.
+/// Make a table of this database part of a subscription, to be copied first or not. False when it
+/// was part already, or is not here.
 ///
 /// # Errors
 /// As [`execute`].
@@ -349,7 +352,8 @@ pub fn add_table(id: u32, namespace: &str, name: &str, copy: InitialCopy) -> Res
     Ok(!added.is_empty())
 }
 
-/// Take note that changes of a name are left out: all of them, or those of one relation of the provider.
+/// Take note that changes of a name are left out: all of them, or those of one relation of the
+/// provider.
 ///
 /// # Errors
 /// As [`execute`].

@@ -1,9 +1,11 @@
-//! Which tables of this node the leader has to order more strictly than by the provider's key hashes, and the number by which
-//! the dependency tracker knows each. `braid_bgworker::table_order` decides; this finds out what the local table has.
+//! Which tables of this node the leader has to order more strictly than by the provider's key
+//! hashes, and the number by which the dependency tracker knows each. `braid_bgworker::table_order`
+//! decides; this finds out what the local table has.
 //!
-//! Looked up when a change of a relation comes for the first time, and again after the local table was altered. The leader hears of
-//! an alteration with the first transaction that begins after it; what it scheduled before may collide here, which
-//! appliers notice, and apply again ("Deadlocks" in the architecture).
+//! Looked up when a change of a relation comes for the first time, and again after the local table
+//! was altered. The leader hears of an alteration with the first transaction that begins after it;
+//! what it scheduled before may collide here, which appliers notice, and apply again ("Deadlocks"
+//! in the architecture).
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::Relaxed};
@@ -183,7 +185,8 @@ impl TableOrders {
             .is_some_and(|known| known.order.is_some())
     }
 
-    /// The tracker's number for a schema's table, and how its changes are ordered; `None` for a schema that was not sent.
+    /// The tracker's number for a schema's table, and how its changes are ordered; `None` for a
+    /// schema that was not sent.
     ///
     /// # Errors
     /// What reading the catalog raises.
@@ -275,10 +278,12 @@ fn facts(oid: pg_sys::Oid) -> (bool, bool) {
     })
 }
 
-/// What the local table of this name has, and its OID and those of its partitions. To be called in a transaction.
+/// What the local table of this name has, and its OID and those of its partitions. To be called in
+/// a transaction.
 ///
 /// # Errors
-/// Whatever PostgreSQL raises while the catalog is read. A table that does not exist is none: it has no OID.
+/// Whatever PostgreSQL raises while the catalog is read. A table that does not exist is none: it
+/// has no OID.
 pub fn look_up(namespace: &str, name: &str) -> Result<(Vec<u32>, LocalTable), PgError> {
     let Some(oid) = braid_postgres::names::find_table(namespace, name)? else {
         return Ok((Vec::new(), LocalTable::default()));

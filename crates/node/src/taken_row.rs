@@ -1,4 +1,5 @@
-//! Rows that were taken out of tables without a key, and what took each: rows of `braid.taken_row` (`braid_bgworker::keyless` says what for).
+//! Rows that were taken out of tables without a key, and what took each: rows of `braid.taken_row`
+//! (`braid_bgworker::keyless` says what for).
 //!
 //! | a removal by | is told by |
 //! |---|---|
@@ -6,8 +7,10 @@
 //! | a session, and `collected_lsn` is before its commit | WAL, and the dead row: who has to know waits for the collector |
 //! | a session, and it is collected | its row here |
 //!
-//! What is decoded of WAL says whole rows, but not which of several that are identical is gone. The record itself has its place, and its dead version is there until the
-//! collector has come past it (`workers/collector`). Each is written once, also if the server crashes: how far they are is written with them (`braid.taken_up_to`).
+//! What is decoded of WAL says whole rows, but not which of several that are identical is gone. The
+//! record itself has its place, and its dead version is there until the collector has come past it
+//! (`workers/collector`). Each is written once, also if the server crashes: how far they are is
+//! written with them (`braid.taken_up_to`).
 
 use std::ops::ControlFlow;
 

@@ -1,4 +1,5 @@
-//! Making the manager, or the sequences process, look at the catalog when the transaction that changed it commits, and not before.
+//! Making the manager, or the sequences process, look at the catalog when the transaction that
+//! changed it commits, and not before.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -71,20 +72,21 @@ pub fn alter_at_commit(subscription: u32) {
 }
 
 /// As [`manager_at_commit`]; a leader that runs holds to this limit (rows and bytes a second, 0 for
-/// none) from the commit on. If only a part of the transaction is rolled back, the manager sets right
-/// what does not hold.
+/// none) from the commit on. If only a part of the transaction is rolled back, the manager sets
+/// right what does not hold.
 pub fn limit_at_commit(subscription: u32, rows: u64, bytes: u64) {
     at_commit(subscription, Change::Limit(rows, bytes));
 }
 
-/// When the current transaction commits, wake this database's manager; when it rolls back, do nothing.
+/// When the current transaction commits, wake this database's manager; when it rolls back, do
+/// nothing.
 pub fn manager_at_commit() {
     WANTED.store(true, Ordering::Relaxed);
     register();
 }
 
-/// When the current transaction commits, wake this database's sequences process; when it rolls back,
-/// do nothing.
+/// When the current transaction commits, wake this database's sequences process; when it rolls
+/// back, do nothing.
 pub fn sequences_at_commit() {
     SEQUENCES.store(true, Ordering::Relaxed);
     register();

@@ -1,18 +1,24 @@
-//! Messages that are too large for the connection's send buffer, sent in pieces. Run by the walsender.
+//! Messages that are too large for the connection's send buffer, sent in pieces. Run by the
+//! walsender.
 //!
-//! PostgreSQL puts a message into its send buffer as a whole; the buffer grows as it must and never shrinks. Beyond [`LARGE_BYTES`] only the
-//! header that `WalSndPrepareWrite` has made goes the usual way: `WalSndWriteData` hands it to the connection's functions, which are ours
-//! ([`super::turn`]). They take it for the beginning of the message in hand, say that something is still to be sent until the last byte is with the
-//! socket, and write piece after piece where PostgreSQL flushes. So all waiting is PostgreSQL's own (`ProcessPendingWrites` of
-//! src/backend/replication/walsender.c, 15 to 18): it hears the client, looks at its timeouts and handles interrupts as it does while its
-//! buffer empties, and a client that stops reading is ended by `wal_sender_timeout`.
+//! PostgreSQL puts a message into its send buffer as a whole; the buffer grows as it must and never
+//! shrinks. Beyond [`LARGE_BYTES`] only the header that `WalSndPrepareWrite` has made goes the
+//! usual way: `WalSndWriteData` hands it to the connection's functions, which are ours
+//! ([`super::turn`]). They take it for the beginning of the message in hand, say that something is
+//! still to be sent until the last byte is with the socket, and write piece after piece where
+//! PostgreSQL flushes. So all waiting is PostgreSQL's own (`ProcessPendingWrites` of
+//! src/backend/replication/walsender.c, 15 to 18): it hears the client, looks at its timeouts and
+//! handles interrupts as it does while its buffer empties, and a client that stops reading is ended
+//! by `wal_sender_timeout`.
 //!
 //! Invariants:
-//! - What is in PostgreSQL's buffer goes first; while a message is in hand nothing is put there. What others want to send without waiting
-//!   (keepalives, the end of the stream) comes after it.
-//! - Once the first byte may have left, the message is completed or the connection ends: an error becomes a fatal one ([`or_end`]), and
-//!   nothing that is told to the client meanwhile is sent, not even by a signal handler, as it would be taken for a part of the message.
-//! - A piece stays as it is until all of it was written: TLS and GSS want what they could not take once more.
+//! - What is in PostgreSQL's buffer goes first; while a message is in hand nothing is put there.
+//!   What others want to send without waiting (keepalives, the end of the stream) comes after it.
+//! - Once the first byte may have left, the message is completed or the connection ends: an error
+//!   becomes a fatal one ([`or_end`]), and nothing that is told to the client meanwhile is sent,
+//!   not even by a signal handler, as it would be taken for a part of the message.
+//! - A piece stays as it is until all of it was written: TLS and GSS want what they could not take
+//!   once more.
 
 use std::cell::RefCell;
 use std::ffi::c_int;
@@ -34,10 +40,11 @@ pub(super) const LARGE_BYTES: usize = 1 << 20;
 const PIECE_BYTES: usize = 128 << 10;
 /// After so many bytes the walsender hears its client, however fast that reads.
 const TURN_BYTES: usize = 1 << 20;
-/// What a walsender puts before a message: 'w', two positions, a time, each of 8 bytes in network order
-/// (`WalSndPrepareWrite` of src/backend/replication/walsender.c, 15 to 18).
+/// What a walsender puts before a message: 'w', two positions, a time, each of 8 bytes in network
+/// order (`WalSndPrepareWrite` of src/backend/replication/walsender.c, 15 to 18).
 const HEADER_BYTES: usize = 25;
-/// The most that a message can have: as much as PostgreSQL's own buffers (`MaxAllocSize` of src/include/utils/memutils.h).
+/// The most that a message can have: as much as PostgreSQL's own buffers (`MaxAllocSize` of
+/// src/include/utils/memutils.h).
 const MOST_BYTES: usize = 0x3fff_ffff - HEADER_BYTES - 1;
 
 thread_local! {
@@ -119,14 +126,14 @@ pub(super) fn is_for_client(ctx: Context<'_>) -> bool {
     written.len() == HEADER_BYTES && written.starts_with(b"w")
 }
 
-/// Whether what was just prepared can be sent in pieces. Not where another extension has put functions of its own between PostgreSQL and the
-/// connection: it is to see all messages.
+/// Whether what was just prepared can be sent in pieces. Not where another extension has put
+/// functions of its own between PostgreSQL and the connection: it is to see all messages.
 pub(super) fn is_possible(ctx: Context<'_>) -> bool {
     ffi::has_replaced_postgres_methods() && is_for_client(ctx)
 }
 
-/// Send the message that was prepared, with this body; `last` as it was prepared. It has left when this returns.
-/// In a callback that may write, where [`is_possible`].
+/// Send the message that was prepared, with this body; `last` as it was prepared. It has left when
+/// this returns. In a callback that may write, where [`is_possible`].
 pub(super) fn write(ctx: Context<'_>, body: Body<'_>, last: bool) {
     let (source, length) = match body {
         Body::Bytes(bytes) => (Source::Bytes(std::ptr::from_ref(bytes)), bytes.len()),
@@ -167,7 +174,8 @@ pub(super) fn write(ctx: Context<'_>, body: Body<'_>, last: bool) {
     }
 }
 
-/// Do what writes the message in hand, if there is one: an error in it ends the process once a part of the message may have left.
+/// Do what writes the message in hand, if there is one: an error in it ends the process once a part
+/// of the message may have left.
 pub(super) fn or_end(work: impl FnOnce()) {
     if with_message(|_| ()).is_none() {
         work();
@@ -185,8 +193,8 @@ pub(super) fn is_under_way() -> bool {
     UNDER_WAY.load(Relaxed)
 }
 
-/// Whether a part of a message may have left and the rest has not: nothing else may be told to the client. May be asked in a signal
-/// handler.
+/// Whether a part of a message may have left and the rest has not: nothing else may be told to the
+/// client. May be asked in a signal handler.
 #[inline]
 pub(super) fn is_begun() -> bool {
     BEGUN.load(Relaxed)

@@ -1,6 +1,6 @@
-//! The callbacks of the output plugin: PostgreSQL's pointers in, calls of the stream's [`Format`] out.
-//! An error that is raised in one leaves it as it was, but for `filter_by_origin`, which runs no
-//! users' code and is called for each record.
+//! The callbacks of the output plugin: PostgreSQL's pointers in, calls of the stream's [`Format`]
+//! out. An error that is raised in one leaves it as it was, but for `filter_by_origin`, which runs
+//! no users' code and is called for each record.
 
 use std::cell::{OnceCell, RefCell};
 use std::ffi::{CString, c_char, c_int, c_void};
@@ -22,8 +22,8 @@ use super::transaction::in_transaction;
 use super::turn::Turn;
 use super::{held, invalidation};
 
-/// Fill in the table of callbacks. Prepared transactions are decoded when they commit, and so are running ones, unless the stream's
-/// format wants them (`startup`).
+/// Fill in the table of callbacks. Prepared transactions are decoded when they commit, and so are
+/// running ones, unless the stream's format wants them (`startup`).
 ///
 /// # Safety
 /// `callbacks` is the table that PostgreSQL hands to `_PG_output_plugin_init`.
@@ -260,9 +260,9 @@ macro_rules! given {
     };
 }
 
-/// Declares callbacks. Each one's body works with the stream's format, if there is one, its context,
-/// and views of the other arguments. An argument with a number of elements behind it is a pointer to
-/// as many, which PostgreSQL gives after that number.
+/// Declares callbacks. Each one's body works with the stream's format, if there is one, its
+/// context, and views of the other arguments. An argument with a number of elements behind it is a
+/// pointer to as many, which PostgreSQL gives after that number.
 ///
 /// Row filters, output functions and hash functions are users' code: its errors go on with all of
 /// their fields.

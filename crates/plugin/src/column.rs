@@ -1,8 +1,9 @@
 //! Writes one column's value into a row image.
 //!
-//! Types whose stored form is simple are read in place. The others go through their send function (built-in types: the binary
-//! form is the same everywhere) or their output function (whatever belongs to the user, or names what does: binary forms of
-//! those hold OIDs, or belong to one version of an extension).
+//! Types whose stored form is simple are read in place. The others go through their send function
+//! (built-in types: the binary form is the same everywhere) or their output function (whatever
+//! belongs to the user, or names what does: binary forms of those hold OIDs, or belong to one
+//! version of an extension).
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -17,8 +18,9 @@ use super::scratch::{Scratch, StreamMemory};
 use super::tuple::{self, Varlena};
 use super::type_facts::TypeFacts;
 
-/// Built-in types that travel as text, and so do arrays of them (src/include/catalog/pg_type.dat): their values name objects by OID, or their binary
-/// form can't always be read (an empty vector is sent, and refused).
+/// Built-in types that travel as text, and so do arrays of them (src/include/catalog/pg_type.dat):
+/// their values name objects by OID, or their binary form can't always be read (an empty vector is
+/// sent, and refused).
 const TEXT_TYPES: [pg_sys::Oid; 14] = [
     pg_sys::OIDVECTOROID,
     pg_sys::INT2VECTOROID,
@@ -92,9 +94,9 @@ pub(super) enum Encoder {
 }
 
 impl Encoder {
-    /// Choose the encoder for a column of a type; functions keep their memory in `context`. With `text`, types that have no portable
-    /// form are written in their text form, for readers that do not know PostgreSQL's binary ones.
-    /// In a transaction with a snapshot for catalogs.
+    /// Choose the encoder for a column of a type; functions keep their memory in `context`. With
+    /// `text`, types that have no portable form are written in their text form, for readers that do
+    /// not know PostgreSQL's binary ones. In a transaction with a snapshot for catalogs.
     pub(super) fn new(
         facts: &TypeFacts,
         by_value: bool,
@@ -201,8 +203,8 @@ impl TypeFunction {
     /// Call the type's send function. The bytea lives until the change is over.
     fn send<'t>(&self, bytes: &[u8], tools: &'t Tools) -> &'t [u8] {
         let value = to_datum(bytes, self.by_value);
-        // SAFETY: the function is the type's own, and the value is of the type; it returns a bytea in
-        // the scratch memory, which is not reset before the change is written.
+        // SAFETY: the function is the type's own, and the value is of the type; it returns a bytea
+        // in the scratch memory, which is not reset before the change is written.
         tools.scratch.run(|| unsafe {
             let sent = pg_sys::SendFunctionCall(self.info.as_ptr(), value);
             varlena_at(sent.cast::<u8>().cast_const())
@@ -212,8 +214,8 @@ impl TypeFunction {
     /// Call the type's output function. The text lives until the change is over.
     pub(super) fn output<'t>(&self, bytes: &[u8], tools: &'t Tools) -> &'t CStr {
         let value = to_datum(bytes, self.by_value);
-        // SAFETY: the function is the type's own, and the value is of the type; it returns a C string in the scratch memory,
-        // which is not reset before the change is written.
+        // SAFETY: the function is the type's own, and the value is of the type; it returns a C
+        // string in the scratch memory, which is not reset before the change is written.
         tools.scratch.run(|| unsafe {
             CStr::from_ptr(pg_sys::OutputFunctionCall(self.info.as_ptr(), value))
         })
@@ -266,8 +268,8 @@ pub(super) fn with_content<T>(bytes: &[u8], tools: &Tools, f: impl FnOnce(&[u8])
     match tuple::open(bytes) {
         Varlena::Plain(content) => f(content),
         Varlena::Indirect(target) => {
-            // SAFETY: the reorder buffer points to a whole varlena that it keeps for the time of the change, and that is no pointer
-            // itself.
+            // SAFETY: the reorder buffer points to a whole varlena that it keeps for the time of
+            // the change, and that is no pointer itself.
             let target = unsafe { varlena_at(target) };
             match tuple::open(target) {
                 Varlena::Plain(content) => f(content),
@@ -280,7 +282,8 @@ pub(super) fn with_content<T>(bytes: &[u8], tools: &Tools, f: impl FnOnce(&[u8])
 
 fn fetch<'t>(bytes: &[u8], tools: &'t Tools) -> &'t [u8] {
     let value = bytes.as_ptr().cast::<pg_sys::varlena>().cast_mut();
-    // SAFETY: a whole varlena; the result is in the scratch memory, which is not reset before the change is written.
+    // SAFETY: a whole varlena; the result is in the scratch memory, which is not reset before the
+    // change is written.
     let fetched = tools.scratch.run(|| unsafe {
         let fetched = pg_sys::detoast_attr(value);
         varlena_at(fetched.cast::<u8>().cast_const())
@@ -296,7 +299,8 @@ fn fetch<'t>(bytes: &[u8], tools: &'t Tools) -> &'t [u8] {
 /// # Safety
 /// `start` points to a whole varlena that lives as long as it is used.
 pub(super) unsafe fn varlena_at<'v>(start: *const u8) -> &'v [u8] {
-    // SAFETY: as the caller says. The length is in the first byte or, when its lowest bit says so, in the first four.
+    // SAFETY: as the caller says. The length is in the first byte or, when its lowest bit says so,
+    // in the first four.
     unsafe {
         let first = *start;
         let len = if first & 1 == 1 {

@@ -11,7 +11,8 @@ use pgrx::PgSqlErrorCode;
 use super::bulk::{self, Body, LARGE_BYTES};
 use super::report;
 
-/// After how many changes that are not sent progress is reported where the reorder buffer does not do it.
+/// After how many changes that are not sent progress is reported where the reorder buffer does not
+/// do it.
 const SILENT_CHANGES: u32 = 100;
 
 /// How the frames of a stream leave: as they are, or as something else that says the same.
@@ -72,7 +73,8 @@ impl FrameSink for Sink<'_> {
     }
 }
 
-/// Reports progress within a large transaction of which nothing is sent, where the reorder buffer does not do it.
+/// Reports progress within a large transaction of which nothing is sent, where the reorder buffer
+/// does not do it.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
     silent: u32,

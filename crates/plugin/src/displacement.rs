@@ -1,4 +1,5 @@
-//! Rows of `braid.displacement`: deletions that this node tells the others of (`apply/eviction.rs`), with versions of their own.
+//! Rows of `braid.displacement`: deletions that this node tells the others of
+//! (`apply/eviction.rs`), with versions of their own.
 
 use braid_postgres::decoding::OwnTuple;
 use braid_postgres::value::{Content, Value};

@@ -1,16 +1,20 @@
 //! Values that are not in WAL, asked of the table as it is now.
 //!
-//! Logical decoding reads catalogs as they were; tables it cannot read at all: a snapshot of that time does not exist, rows and files
-//! of it may be gone. So a worker looks them up, a background process of its own with ordinary snapshots, connected to the same
-//! database. The user of the stream has to have the right to read the table. It is read as its owner: to plan a query runs code
-//! of the owner. Works in a walsender as in a backend that calls an SQL function, and needs no connection string.
+//! Logical decoding reads catalogs as they were; tables it cannot read at all: a snapshot of that
+//! time does not exist, rows and files of it may be gone. So a worker looks them up, a background
+//! process of its own with ordinary snapshots, connected to the same database. The user of the
+//! stream has to have the right to read the table. It is read as its owner: to plan a query runs
+//! code of the owner. Works in a walsender as in a backend that calls an SQL function, and needs no
+//! connection string.
 //!
-//! [`Fetcher`] is the asking side, in the process that decodes; [`worker_main`] the other. Between them are two message queues in
-//! a segment of shared memory: a question is a schema record and a change, as they are in the stream; an answer is a record
-//! that has the row, or `E`, an SQLSTATE and a message. The worker ends when the segment is let go, so with the stream.
+//! [`Fetcher`] is the asking side, in the process that decodes; [`worker_main`] the other. Between
+//! them are two message queues in a segment of shared memory: a question is a schema record and a
+//! change, as they are in the stream; an answer is a record that has the row, or `E`, an SQLSTATE
+//! and a message. The worker ends when the segment is let go, so with the stream.
 //!
-//! The row is found by the operators of its key (`braid_bgworker::key_columns`). A value of the key may not be readable any more, as a
-//! `regclass` whose table was dropped since; then the row is looked for by the text of its key.
+//! The row is found by the operators of its key (`braid_bgworker::key_columns`). A value of the key
+//! may not be readable any more, as a `regclass` whose table was dropped since; then the row is
+//! looked for by the text of its key.
 
 use std::collections::HashMap;
 
@@ -36,7 +40,8 @@ use super::scratch::StreamMemory;
 use super::session::Session;
 use super::type_facts::TypeFacts;
 
-/// How long the worker waits for a lock on the table, in milliseconds: the caller of an SQL function may hold it.
+/// How long the worker waits for a lock on the table, in milliseconds: the caller of an SQL
+/// function may hold it.
 const LOCK_TIMEOUT: &std::ffi::CStr = c"1000";
 /// What an error begins with; no record's tag.
 const ERROR: u8 = b'E';
@@ -48,7 +53,8 @@ pub(super) struct Fetcher {
 }
 
 impl Fetcher {
-    /// The record that has the row of `change` as it is now, as far as it was found; `schema` is its schema record.
+    /// The record that has the row of `change` as it is now, as far as it was found; `schema` is
+    /// its schema record.
     pub(super) fn ask(&mut self, schema: &[u8], change: &[u8]) -> Option<Vec<u8>> {
         let channel = self.channel.get_or_insert_with(open);
         let user = plain::GetUserId().to_u32();
@@ -167,14 +173,16 @@ enum Form {
     AsText,
 }
 
-/// Returns whether a statement failed for a name, a type or a value in it, and not for lack of rights.
+/// Returns whether a statement failed for a name, a type or a value in it, and not for lack of
+/// rights.
 fn is_of_statement(failure: &PgError) -> bool {
     let of = |class| failure.sqlstate.is_of(class);
     (of("0A") || of("22") || of("3F") || of("42"))
         && failure.sqlstate != SqlState::InsufficientPrivilege
 }
 
-/// How the columns of keys are compared, by the record of the table's schema. It comes anew when the table is another one.
+/// How the columns of keys are compared, by the record of the table's schema. It comes anew when
+/// the table is another one.
 #[derive(Debug, Default)]
 struct Keys {
     known: HashMap<Vec<u8>, Vec<KeyColumn>>,
@@ -282,7 +290,8 @@ fn look_up(
     if list.is_empty() {
         return Ok(Vec::new());
     }
-    // Rows of tables that inherit from this one are not its own; a partitioned table's are its partitions'.
+    // Rows of tables that inherit from this one are not its own; a partitioned table's are its
+    // partitions'.
     let only = if kind == pg_sys::RELKIND_PARTITIONED_TABLE {
         ""
     } else {
@@ -356,7 +365,8 @@ fn row(
     Ok(writer.frame().to_vec())
 }
 
-/// What finds the row by its replica identity, in the server's encoding; `None` where it can't be said.
+/// What finds the row by its replica identity, in the server's encoding; `None` where it can't be
+/// said.
 fn condition(
     schema: &Schema<'_>,
     change: &Change<'_>,

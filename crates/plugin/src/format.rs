@@ -1,12 +1,16 @@
-//! The port between the plugin's callbacks (`callbacks`) and the formats in which a stream can be asked for.
+//! The port between the plugin's callbacks (`callbacks`) and the formats in which a stream can be
+//! asked for.
 //!
-//! The callbacks turn PostgreSQL's pointers into the values below and call the stream's [`Format`]; which one it is,
-//! `braid_decoder::Request` reads from the options and [`start`] makes. A format sees everything that is decoded and decides
-//! itself what of it is sent. To add one: a variant of `Request` with its options, an implementation of [`Format`] in a module
-//! of its own, an arm in [`start`]. One that says what `gir` says in another way needs less: a [`super::delivery::Delivery`].
+//! The callbacks turn PostgreSQL's pointers into the values below and call the stream's [`Format`];
+//! which one it is, `braid_decoder::Request` reads from the options and [`start`] makes. A format
+//! sees everything that is decoded and decides itself what of it is sent. To add one: a variant of
+//! `Request` with its options, an implementation of [`Format`] in a module of its own, an arm in
+//! [`start`]. One that says what `gir` says in another way needs less: a
+//! [`super::delivery::Delivery`].
 //!
-//! All methods run inside of a callback: catalogs are read under the historic snapshot of the change, errors leave by
-//! unwinding, and a format is dropped when the decoding context's memory goes, also after an error.
+//! All methods run inside of a callback: catalogs are read under the historic snapshot of the
+//! change, errors leave by unwinding, and a format is dropped when the decoding context's memory
+//! goes, also after an error.
 
 use std::cell::Cell;
 use std::ffi::CStr;
@@ -123,7 +127,8 @@ pub struct Truncation<'c> {
 /// A logical message, in the server's encoding as far as it is text at all.
 #[derive(Debug, Clone, Copy)]
 pub struct LogicalMessage<'c> {
-    /// Part of the transaction in hand. One that is not comes outside of any, and never between a transaction's changes.
+    /// Part of the transaction in hand. One that is not comes outside of any, and never between a
+    /// transaction's changes.
     pub(crate) transactional: bool,
     /// The transaction or subtransaction; 0 where there is none.
     pub(crate) xid: u32,
@@ -137,7 +142,8 @@ pub struct LogicalMessage<'c> {
 pub enum Preparation {
     /// It is prepared.
     Now,
-    /// It was prepared before that was to be told, and is committed by the record with this place and time.
+    /// It was prepared before that was to be told, and is committed by the record with this place
+    /// and time.
     Before {
         commit_lsn: u64,
         end_lsn: u64,
@@ -148,10 +154,12 @@ pub enum Preparation {
 
 /// Port: what one stream makes of what is decoded.
 pub trait Format {
-    /// Whether what is written is text in the server's encoding, so that SQL functions that return text may be used.
+    /// Whether what is written is text in the server's encoding, so that SQL functions that return
+    /// text may be used.
     fn is_text(&self) -> bool;
 
-    /// Whether nothing from `origin` is wanted. Asked while WAL is read, outside of transactions: no catalog can be read.
+    /// Whether nothing from `origin` is wanted. Asked while WAL is read, outside of transactions:
+    /// no catalog can be read.
     fn refuses_origin(&self, origin: ReplOriginId) -> bool;
 
     /// A record of WAL is read. Asked as [`Format::refuses_origin`] is, before it.
@@ -167,32 +175,34 @@ pub trait Format {
         None
     }
 
-    /// Whether transactions that still run are wanted, in segments. Only then the four methods below are called.
+    /// Whether transactions that still run are wanted, in segments. Only then the four methods
+    /// below are called.
     fn streams(&self) -> bool {
         false
     }
 
-    /// A segment of a transaction starts, which may still run, and of which subtransactions may be rolled back later. Its changes
-    /// come as those of others do.
+    /// A segment of a transaction starts, which may still run, and of which subtransactions may be
+    /// rolled back later. Its changes come as those of others do.
     fn segment_started(&mut self, _ctx: Context<'_>, _txn: Transaction<'_>) {}
 
     /// The segment in hand ends. In no transaction.
     fn segment_stopped(&mut self, _ctx: Context<'_>) {}
 
-    /// Of transaction `xid`, of which there were segments, `subxid` was rolled back: a subtransaction, or all of it.
-    /// In no transaction.
+    /// Of transaction `xid`, of which there were segments, `subxid` was rolled back: a
+    /// subtransaction, or all of it. In no transaction.
     fn segments_aborted(&mut self, _ctx: Context<'_>, _xid: u32, _subxid: u32) {}
 
     /// A transaction has committed of which there were segments. In no transaction.
     fn segments_committed(&mut self, _ctx: Context<'_>, _txn: Transaction<'_>) {}
 
-    /// Whether transactions are wanted when they are prepared. Only then the four methods below are called.
+    /// Whether transactions are wanted when they are prepared. Only then the four methods below are
+    /// called.
     fn prepares(&self) -> bool {
         false
     }
 
-    /// Whether this transaction is not wanted before it has committed. The answer stays the same. Asked while WAL is read, outside of
-    /// transactions.
+    /// Whether this transaction is not wanted before it has committed. The answer stays the same.
+    /// Asked while WAL is read, outside of transactions.
     fn refuses_prepared(&self, _xid: u32) -> bool {
         false
     }
@@ -206,8 +216,8 @@ pub trait Format {
     ) {
     }
 
-    /// The prepared transaction in hand ends; what it changed may have come in part if it was rolled back meanwhile.
-    /// Perhaps in no transaction.
+    /// The prepared transaction in hand ends; what it changed may have come in part if it was
+    /// rolled back meanwhile. Perhaps in no transaction.
     fn prepared(&mut self, _ctx: Context<'_>, _txn: Transaction<'_>) {}
 
     /// A transaction is, or was, prepared of which there were segments. In no transaction.

@@ -1,12 +1,13 @@
 //! The format `gir-json`: the records of `gir`, each as a JSON object and a message of its own.
 //!
-//! Everything before this is the same, so publications, row filters, column lists and the origin filter are too. What differs is
-//! that types without a portable form come in their text form, and that values which are not in WAL may be asked for
-//! ([`super::fetch`]).
+//! Everything before this is the same, so publications, row filters, column lists and the origin
+//! filter are too. What differs is that types without a portable form come in their text form, and
+//! that values which are not in WAL may be asked for ([`super::fetch`]).
 //!
-//! A client may confirm the position of any object. So of what ends in a frame, a transaction or what is said of one, only the last
-//! object has the end as its position: what stands before it, be it a stream header, has one before the record that ends it, which
-//! is then sent again. Segments hold nothing back: their positions lie before the end of their transaction.
+//! A client may confirm the position of any object. So of what ends in a frame, a transaction or
+//! what is said of one, only the last object has the end as its position: what stands before it, be
+//! it a stream header, has one before the record that ends it, which is then sent again. Segments
+//! hold nothing back: their positions lie before the end of their transaction.
 
 use std::collections::HashSet;
 
@@ -119,8 +120,8 @@ impl Delivery for GirJson {
             let scratch = Scratch::new(self.scratch.memory());
             scratch.run(|| {
                 if matches!(record, Record::Change(_)) && !encoding::is_utf8() {
-                    // A conversion is looked for in the catalog. What it would see of a transaction that is rolled back meanwhile is no
-                    // reason to end in the middle of a frame.
+                    // A conversion is looked for in the catalog. What it would see of a transaction
+                    // that is rolled back meanwhile is no reason to end in the middle of a frame.
                     let _unwatched = Unwatched::enter();
                     in_transaction(|| self.write(&record, raw))
                 } else {
@@ -143,7 +144,8 @@ impl Delivery for GirJson {
     }
 }
 
-/// Where the record lies that ends what begins in the frame, or is all that is said of it there. A frame is of one transaction at most.
+/// Where the record lies that ends what begins in the frame, or is all that is said of it there. A
+/// frame is of one transaction at most.
 fn end_record_in(frame: &[u8]) -> Option<u64> {
     let mut reader = Reader::new(frame);
     while let Some((tag, body)) = reader.next_raw().ok()? {

@@ -1,11 +1,14 @@
-//! Transactions that are held back to be sent together, and when they are let go. Run by the walsender.
+//! Transactions that are held back to be sent together, and when they are let go. Run by the
+//! walsender.
 //!
-//! A write to the socket for each small transaction is half of what a walsender does for it. So a stream that asks for it
-//! (`join_transactions`) gets several in one message. When they are let go is [`super::page_read`]'s.
+//! A write to the socket for each small transaction is half of what a walsender does for it. So a
+//! stream that asks for it (`join_transactions`) gets several in one message. When they are let go
+//! is [`super::page_read`]'s.
 //!
-//! Keepalives name the position up to which WAL was read, not up to which it was sent. So the position up to which all was
-//! sent goes into the stream itself, as a message with the prefix `braid.position`; a reader of a joined stream may take
-//! only that, and a commit, for a position that it has passed.
+//! Keepalives name the position up to which WAL was read, not up to which it was sent. So the
+//! position up to which all was sent goes into the stream itself, as a message with the prefix
+//! `braid.position`; a reader of a joined stream may take only that, and a commit, for a position
+//! that it has passed.
 
 use braid_postgres::decoding::{Context, Transaction};
 use braid_postgres::wal;
@@ -23,9 +26,8 @@ pub struct Held {
     known_end: u64,
 }
 
-/// Set a stream up to join transactions, if that was asked for. Only a walsender's output can wait: the SQL functions end when
-/// there is no more WAL.
-/// `stream` is that of `ctx`.
+/// Set a stream up to join transactions, if that was asked for. Only a walsender's output can wait:
+/// the SQL functions end when there is no more WAL. `stream` is that of `ctx`.
 pub fn join_if_wanted(ctx: Context<'_>, stream: &mut GirStream) {
     if stream.options.join_transactions && stream.held.pages.install(ctx, read_page) {
         stream.outbox.join_transactions();
@@ -41,9 +43,9 @@ pub fn release_before(ctx: Context<'_>, stream: &mut GirStream, next: Transactio
     }
 }
 
-/// Let go of what is held if the transaction that has just been put there, and whose commit record ends at `end`, is the last that there
-/// is WAL of: the walsender would do so too, but only once it has cleaned up behind the transaction and looked at its socket.
-/// In the commit callback of `ctx`.
+/// Let go of what is held if the transaction that has just been put there, and whose commit record
+/// ends at `end`, is the last that there is WAL of: the walsender would do so too, but only once it
+/// has cleaned up behind the transaction and looked at its socket. In the commit callback of `ctx`.
 #[inline]
 pub fn release_at_end(ctx: Context<'_>, stream: &mut GirStream, end: u64) {
     if end < stream.held.known_end || !stream.outbox.holds() {

@@ -1,8 +1,9 @@
 //! What the caches must forget.
 //!
-//! PostgreSQL calls back whenever a catalog changed, in the middle of anything, also while a relation is being compiled. The
-//! callbacks only take notes, without allocating; the plugin reads them before it uses an entry again. A callback can't be
-//! unregistered, so the notes belong to the process and outlive a stream.
+//! PostgreSQL calls back whenever a catalog changed, in the middle of anything, also while a
+//! relation is being compiled. The callbacks only take notes, without allocating; the plugin reads
+//! them before it uses an entry again. A callback can't be unregistered, so the notes belong to the
+//! process and outlive a stream.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::Relaxed};
 

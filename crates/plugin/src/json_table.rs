@@ -1,5 +1,5 @@
-//! Compiles what a change of a relation needs in the format `wal2json`: how its tuples are stored, how its columns are
-//! written, all bytes around the values, and which changes are wanted.
+//! Compiles what a change of a relation needs in the format `wal2json`: how its tuples are stored,
+//! how its columns are written, all bytes around the values, and which changes are wanted.
 
 use std::ffi::{CStr, CString};
 
@@ -49,7 +49,8 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// Compile `relation`. `None` if nothing of it is wanted. Without publications, all relations are.
+    /// Compile `relation`. `None` if nothing of it is wanted. Without publications, all relations
+    /// are.
     pub(super) fn new(
         relation: RelationRef<'_>,
         publications: Option<&[Publication]>,

@@ -1,5 +1,6 @@
-//! Writes one column's value as JSON, as wal2json does: numbers and booleans bare, bytea as hexadecimal digits, everything
-//! else as a string of what the type's output function gives under the session's own settings.
+//! Writes one column's value as JSON, as wal2json does: numbers and booleans bare, bytea as
+//! hexadecimal digits, everything else as a string of what the type's output function gives under
+//! the session's own settings.
 //!
 //! Types whose text depends on nothing are written in place, without a call into PostgreSQL.
 

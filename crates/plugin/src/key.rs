@@ -1,4 +1,5 @@
-//! Hashes a key's columns in their canonical form: values that are equal under the index have the same.
+//! Hashes a key's columns in their canonical form: values that are equal under the index have the
+//! same.
 
 use braid_decoder::{Fed, KeyHasher, KeyValues, Numeric};
 use braid_postgres::bytewise::Bytewise;
@@ -58,8 +59,8 @@ enum Form {
 }
 
 impl KeyColumn {
-    /// The canonical form of `attribute`, which is of type `facts`, for an index with `family` and `collation`. `None` when
-    /// there is no hash that agrees with that index's equality.
+    /// The canonical form of `attribute`, which is of type `facts`, for an index with `family` and
+    /// `collation`. `None` when there is no hash that agrees with that index's equality.
     ///
     /// In a transaction with a snapshot for catalogs.
     pub(super) fn new(

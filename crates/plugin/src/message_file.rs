@@ -1,6 +1,8 @@
-//! A message in the making that is too large to be kept in memory: a temporary file of this server's. Run by the walsender.
+//! A message in the making that is too large to be kept in memory: a temporary file of this
+//! server's. Run by the walsender.
 //!
-//! It counts against `temp_file_limit`, is not bound to a transaction, and goes with this value, or with the process.
+//! It counts against `temp_file_limit`, is not bound to a transaction, and goes with this value, or
+//! with the process.
 
 use braid_bgworker::sqlstate::SqlState;
 use braid_postgres::error::PgError;

@@ -24,9 +24,8 @@ pub(super) struct Identity {
 }
 
 impl Identity {
-    /// Read them. Name and id are those of the row of `braid.node` that is the local one, as it was at the change that is
-    /// decoded; empty when there is none.
-    /// With a historic snapshot.
+    /// Read them. Name and id are those of the row of `braid.node` that is the local one, as it was
+    /// at the change that is decoded; empty when there is none. With a historic snapshot.
     pub(super) fn read() -> Self {
         // A logical message that is not transactional comes outside of any transaction.
         in_transaction(Self::read_in_transaction)
@@ -57,9 +56,9 @@ impl Identity {
     }
 }
 
-/// Name and id of the local node. `braid.node` is a user catalog table (`user_catalog_table`), else a historic snapshot could
-/// not read it; its first columns are `node_name name, node_id uuid, is_local bool`.
-/// In a transaction with a historic snapshot.
+/// Name and id of the local node. `braid.node` is a user catalog table (`user_catalog_table`), else
+/// a historic snapshot could not read it; its first columns are
+/// `node_name name, node_id uuid, is_local bool`. In a transaction with a historic snapshot.
 fn local_node() -> Option<(String, [u8; 16])> {
     let namespace = syscache::namespace(c"braid")?;
     let relation = Described::find(syscache::relation_named(c"node", namespace)?)?;

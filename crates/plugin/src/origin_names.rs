@@ -26,9 +26,8 @@ impl OriginNames {
         self.0.clear();
     }
 
-    /// Name of a replication origin; empty for none, for one that is not known any more, and for what was marked as not to be
-    /// replicated.
-    /// In a transaction with a historic snapshot.
+    /// Name of a replication origin; empty for none, for one that is not known any more, and for
+    /// what was marked as not to be replicated. In a transaction with a historic snapshot.
     pub(super) fn get(&mut self, origin: ReplOriginId, scratch: &Scratch) -> String {
         let unnamed = u32::from(origin) == pg_sys::DoNotReplicateId;
         if origin == no_origin() || unnamed {
@@ -56,8 +55,9 @@ impl OriginNames {
     }
 }
 
-/// Name of a replication origin that the historic snapshot does not show: the transaction in hand has made it, as the first one of a source of
-/// `braid.ingest` does. What came from elsewhere must not go out as this node's own. In a transaction.
+/// Name of a replication origin that the historic snapshot does not show: the transaction in hand
+/// has made it, as the first one of a source of `braid.ingest` does. What came from elsewhere must
+/// not go out as this node's own. In a transaction.
 fn origin_of_any_time(origin: ReplOriginId) -> Option<String> {
     let mut found = None;
     // The catalog has two columns, number and name.
@@ -67,7 +67,8 @@ fn origin_of_any_time(origin: ReplOriginId) -> Option<String> {
         if low(number) != u32::from(origin) {
             return ControlFlow::Continue(());
         }
-        // The number of one that was dropped may have been given anew: what is not deleted counts, else what came last.
+        // The number of one that was dropped may have been given anew: what is not deleted counts,
+        // else what came last.
         found = row.text(1);
         if row.is_live() {
             ControlFlow::Break(())

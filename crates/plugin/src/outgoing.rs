@@ -1,12 +1,14 @@
-//! Messages in the making, for formats that are text: what belongs to one message is gathered, and cut where it would be more
-//! than a message can hold; what are many messages leaves in few writes.
+//! Messages in the making, for formats that are text: what belongs to one message is gathered, and
+//! cut where it would be more than a message can hold; what are many messages leaves in few writes.
 //!
-//! A walsender flushes with each message that a plugin writes, which for small ones is most of the work. So these are only put
-//! into the connection's send buffer ([`Outgoing::queue`]), as the same protocol messages that a write makes of them. When they
-//! are flushed is `paced`'s to say; the next write of a large one flushes them too.
+//! A walsender flushes with each message that a plugin writes, which for small ones is most of the
+//! work. So these are only put into the connection's send buffer ([`Outgoing::queue`]), as the same
+//! protocol messages that a write makes of them. When they are flushed is `paced`'s to say; the
+//! next write of a large one flushes them too.
 //!
-//! What a walsender gathers beyond [`GATHERED_BYTES`] lies in a temporary file (`message_file`) until it is whole, and is sent from there in
-//! pieces (`bulk`): its memory does not grow with a message. An SQL function returns a message as one value, so there it is gathered in the
+//! What a walsender gathers beyond [`GATHERED_BYTES`] lies in a temporary file (`message_file`)
+//! until it is whole, and is sent from there in pieces (`bulk`): its memory does not grow with a
+//! message. An SQL function returns a message as one value, so there it is gathered in the
 //! context's buffer.
 
 use braid_postgres::decoding::Context;
@@ -25,8 +27,8 @@ const GATHERED_BYTES: usize = 1 << 20;
 /// How much memory the context's buffer keeps after a message.
 const KEPT_BYTES: i32 = 1 << 20;
 
-/// After how many bytes that are only in the send buffer a message is written the usual way, so that the client's pace is
-/// kept.
+/// After how many bytes that are only in the send buffer a message is written the usual way, so
+/// that the client's pace is kept.
 const QUEUED_BYTES: usize = 32 << 10;
 
 /// Where a message goes.

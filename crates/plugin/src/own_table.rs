@@ -39,8 +39,8 @@ impl OwnTable {
     }
 }
 
-/// Whether a relation belongs to the extension. A user may have a schema of this name where the extension is not created.
-/// In a transaction with a historic snapshot.
+/// Whether a relation belongs to the extension. A user may have a schema of this name where the
+/// extension is not created. In a transaction with a historic snapshot.
 pub(super) fn is_own(relation: RelationRef<'_>) -> bool {
     Some(relation.namespace_oid()) == syscache::namespace(c"braid")
         && plain::getExtensionOfObject(pg_sys::RelationRelationId, relation.oid())
@@ -54,8 +54,8 @@ pub(super) fn columns<const N: usize>(
     values?.try_into().ok()
 }
 
-/// The text of a new row of `braid.rule_change` or `braid.ddl_message`, its only column. `None` when it is not one of ours
-/// after all. What is allocated is in the current memory context.
+/// The text of a new row of `braid.rule_change` or `braid.ddl_message`, its only column. `None`
+/// when it is not one of ours after all. What is allocated is in the current memory context.
 pub(super) fn message(change: &Change<'_>) -> Option<String> {
     let [text] = columns(change.new_values())?;
     text?.text()

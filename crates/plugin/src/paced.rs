@@ -1,14 +1,17 @@
-//! Flushes that wait for more to flush. Run by the walsender, for formats whose messages have to stay apart.
+//! Flushes that wait for more to flush. Run by the walsender, for formats whose messages have to
+//! stay apart.
 //!
-//! A walsender tries to flush after each WAL record, so each small transaction costs a write to the socket, which is more work
-//! than all else that is done for it. While there is WAL to read, what was put into the send buffer is left there: the buffer
-//! stays in order, keepalives included, so that no position is named before what lies ahead of it. It is flushed
+//! A walsender tries to flush after each WAL record, so each small transaction costs a write to the
+//! socket, which is more work than all else that is done for it. While there is WAL to read, what
+//! was put into the send buffer is left there: the buffer stays in order, keepalives included, so
+//! that no position is named before what lies ahead of it. It is flushed
 //!
-//! - before the walsender waits for WAL, when it has been held for too long, and before a long transaction ([`super::page_read`]);
+//! - before the walsender waits for WAL, when it has been held for too long, and before a long
+//!   transaction ([`super::page_read`]);
 //! - whenever something is written in the usual way (`outgoing`), as it is from some size on.
 //!
-//! The walsender's flushes go through functions of ours ([`super::turn`]), which do nothing while flushes wait; a blocking flush (errors, the
-//! end of the stream) never does.
+//! The walsender's flushes go through functions of ours ([`super::turn`]), which do nothing while
+//! flushes wait; a blocking flush (errors, the end of the stream) never does.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -71,8 +74,8 @@ impl Pacing {
 }
 
 impl Drop for Pacing {
-    /// Unlike what other guards do, also after an error: this only assigns a variable, and no connection must be left with flushes that
-    /// wait.
+    /// Unlike what other guards do, also after an error: this only assigns a variable, and no
+    /// connection must be left with flushes that wait.
     fn drop(&mut self) {
         if self.on {
             WAITING.store(false, Relaxed);

@@ -1,8 +1,9 @@
-//! Where what is held back is let go: a function in front of the one with which the walsender's WAL reader reads a page. Run by the
-//! walsender.
+//! Where what is held back is let go: a function in front of the one with which the walsender's WAL
+//! reader reads a page. Run by the walsender.
 //!
-//! Before a walsender waits for more WAL it reads a page that is not there yet. So nothing that is held waits longer than it takes to
-//! read on in WAL that is there, and not longer than `HELD_FOR`, which is checked with each page.
+//! Before a walsender waits for more WAL it reads a page that is not there yet. So nothing that is
+//! held waits longer than it takes to read on in WAL that is there, and not longer than `HELD_FOR`,
+//! which is checked with each page.
 
 use std::ffi::{c_char, c_int};
 use std::time::{Duration, Instant};
@@ -87,8 +88,8 @@ type Arguments = (
 pub(super) struct Wanted(Arguments);
 
 impl PageRead {
-    /// Put `ours` in front. False where that is not possible: only a walsender's output can wait, the SQL functions end when there is
-    /// no more WAL. In the startup callback.
+    /// Put `ours` in front. False where that is not possible: only a walsender's output can wait,
+    /// the SQL functions end when there is no more WAL. In the startup callback.
     pub(super) fn install(&mut self, ctx: Context<'_>, ours: ReadPage) -> bool {
         if !plain::am_walsender() {
             return false;

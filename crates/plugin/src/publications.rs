@@ -8,9 +8,9 @@ use pgrx::pg_sys;
 /// Load publications by name.
 ///
 /// # Errors
-/// [`Error::MissingPublication`], under 16 to 18 as under 15, although the plugin of 18 only warns: a subscriber that asks for
-/// a publication and silently gets nothing has lost changes.
-/// In a transaction with a snapshot for catalogs.
+/// [`Error::MissingPublication`], under 16 to 18 as under 15, although the plugin of 18 only warns:
+/// a subscriber that asks for a publication and silently gets nothing has lost changes. In a
+/// transaction with a snapshot for catalogs.
 pub(super) fn load(names: &[String]) -> Result<Vec<Publication>> {
     let mut publications = Vec::with_capacity(names.len());
     for name in names {
@@ -51,8 +51,8 @@ pub(super) struct Catalogs {
 }
 
 impl Catalogs {
-    /// For as long as the value lives: in a transaction with a snapshot for catalogs, and a current memory context that is
-    /// freed soon.
+    /// For as long as the value lives: in a transaction with a snapshot for catalogs, and a current
+    /// memory context that is freed soon.
     pub(super) fn new() -> Self {
         Self { _private: () }
     }

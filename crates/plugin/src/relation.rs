@@ -1,5 +1,5 @@
-//! Compiles what a change of a relation needs: how its tuples are stored, how its columns are written, which keys it has, which
-//! rows pass.
+//! Compiles what a change of a relation needs: how its tuples are stored, how its columns are
+//! written, which keys it has, which rows pass.
 
 use braid_decoder::{
     Actions, KeyPlan, Publication, Publishing, RelationFacts, Shape, ShapeColumn, ShapeKey,
@@ -280,7 +280,8 @@ impl Compiled {
         ))
     }
 
-    /// Where a key's column is among those that are sent, and what compares it; `None` when it is not sent.
+    /// Where a key's column is among those that are sent, and what compares it; `None` when it is
+    /// not sent.
     fn sent_column(&self, key: &KeyColumn) -> Option<(u16, String)> {
         let sent = |column: &SentColumn| column.attribute == key.attribute;
         let place = self.columns.iter().position(sent)?;
@@ -370,7 +371,8 @@ pub(super) fn index(number: i16) -> usize {
     usize::try_from(number).unwrap_or(1).saturating_sub(1)
 }
 
-/// From the columns of the relation under whose name changes are sent to those of the changed one, by name.
+/// From the columns of the relation under whose name changes are sent to those of the changed one,
+/// by name.
 pub(super) struct AttributeMap<'r> {
     pub(super) relation: RelationRef<'r>,
     pub(super) ancestor: RelationRef<'r>,

@@ -1,12 +1,14 @@
-//! Finds the row versions, written by other nodes, that changes in WAL have replaced. Run by the walsender, for a subscriber that wants to
-//! tell concurrent changes from others.
+//! Finds the row versions, written by other nodes, that changes in WAL have replaced. Run by the
+//! walsender, for a subscriber that wants to tell concurrent changes from others.
 //!
-//! WAL names the place of the old row version, not its writer. So the walsender looks at the version in its table as soon as it reads the
-//! record: the version is still there then, and its page in shared buffers, unless the walsender is far behind. Of a version that is gone,
-//! or whose page is, nothing is known and nothing sent. In a database without subscriptions all rows are its own, so nothing is looked at.
+//! WAL names the place of the old row version, not its writer. So the walsender looks at the
+//! version in its table as soon as it reads the record: the version is still there then, and its
+//! page in shared buffers, unless the walsender is far behind. Of a version that is gone, or whose
+//! page is, nothing is known and nothing sent. In a database without subscriptions all rows are its
+//! own, so nothing is looked at.
 //!
-//! A walsender looks for each update and delete of its node, which is a large part of its work: so nothing here asks the file system, and
-//! the transactions that were looked up last are remembered.
+//! A walsender looks for each update and delete of its node, which is a large part of its work: so
+//! nothing here asks the file system, and the transactions that were looked up last are remembered.
 
 use braid_decoder::{ReplacedVersions, Writers, Written, full_id};
 use braid_node::origin::COPIED;
@@ -31,14 +33,17 @@ const HOT_UPDATE: u8 = 0x40;
 /// XLH_UPDATE_CONTAINS_NEW_TUPLE and XLH_DELETE_CONTAINS_OLD there: a table that is decoded.
 const HAS_NEW: u8 = 1 << 4;
 const HAS_OLD: u8 = 1 << 1 | 1 << 2;
-/// Size of the fields that xl_heap_update and xl_heap_delete have in common: xmax, the row's number, two bytes of flags.
+/// Size of the fields that xl_heap_update and xl_heap_delete have in common: xmax, the row's
+/// number, two bytes of flags.
 const FIELDS: usize = 8;
 
-/// How many versions are kept for changes that are not sent yet, in 24 bytes each. Of the others nothing is known.
+/// How many versions are kept for changes that are not sent yet, in 24 bytes each. Of the others
+/// nothing is known.
 const KEPT: usize = 262_144;
 /// How many records are read between two looks at how things are.
 const LOOK_EVERY: u32 = 256;
-/// Further behind the end of WAL than this many bytes, old row versions are mostly gone, and reading their pages would cost time.
+/// Further behind the end of WAL than this many bytes, old row versions are mostly gone, and
+/// reading their pages would cost time.
 const FAR_BEHIND: u64 = 64 * 1024 * 1024;
 
 /// Versions that changes have replaced, by the LSNs of the changes.
@@ -147,7 +152,8 @@ impl ReplacedRows {
         }
     }
 
-    /// The version that the change at `lsn` has replaced: commit timestamp (TimestampTz) and origin.
+    /// The version that the change at `lsn` has replaced: commit timestamp (TimestampTz) and
+    /// origin.
     #[inline]
     pub(super) fn take(&mut self, lsn: u64) -> Option<Written> {
         self.versions.take(lsn)

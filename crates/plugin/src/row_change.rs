@@ -1,6 +1,7 @@
 //! One row's change: whether it passes the row filters and as what, its writeset, its images.
 //!
-//! Runs between the filling of the rows and the end of the change; allocates in the change's memory only.
+//! Runs between the filling of the rows and the end of the change; allocates in the change's memory
+//! only.
 
 use braid_decoder::{Images, Outbox, Passed, collect, transform};
 use braid_gir::{BeforeKind, ImageWriter, Operation, ReplicaIdentity, SchemaNumber, Value};
@@ -45,7 +46,8 @@ impl RowChange<'_> {
         }
     }
 
-    /// The writeset, of the change as it was made: what the row filter made of it locks no fewer keys.
+    /// The writeset, of the change as it was made: what the row filter made of it locks no fewer
+    /// keys.
     #[inline]
     pub fn collect_keys(&self, keys: &mut Vec<u64>) -> bool {
         let of = |row| RowKeys {
@@ -74,7 +76,8 @@ impl RowChange<'_> {
     ) {
         let (kind, writer) = (self.kind(), outbox.writer());
         let before = |image: &mut ImageWriter<'_>| self.put_old(image);
-        // A row that enters a filter has to be whole: what did not change comes from the old one as far as that has it.
+        // A row that enters a filter has to be whole: what did not change comes from the old one as
+        // far as that has it.
         let fallback = if operation == Operation::Insert {
             self.old
         } else {

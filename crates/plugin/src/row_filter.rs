@@ -10,7 +10,8 @@ use pgrx::pg_sys;
 use super::row_slot::{Expression, RowSlot};
 use super::tuple::Row;
 
-/// The filters of one relation, compiled. All memory is in the relation's context, which goes with it.
+/// The filters of one relation, compiled. All memory is in the relation's context, which goes with
+/// it.
 #[derive(Debug)]
 pub(super) struct RowFilters {
     insert: Option<Expression>,
@@ -76,7 +77,8 @@ impl RowFilters {
         })
     }
 
-    /// Whether the filter for an operation is true for `row`. Where `row` lacks an unchanged TOAST value, `fallback` has it.
+    /// Whether the filter for an operation is true for `row`. Where `row` lacks an unchanged TOAST
+    /// value, `fallback` has it.
     pub(super) fn matches(&self, of: Of, row: Row<'_>, fallback: Option<Row<'_>>) -> bool {
         let filter = match of {
             Of::Insert => self.insert,

@@ -55,9 +55,9 @@ impl RowSlot {
 
     /// Puts a row in. Where it lacks an unchanged TOAST value, `fallback` has it.
     pub(super) fn put(&self, row: Row<'_>, fallback: Option<Row<'_>>) {
-        // SAFETY: slot and contexts live as long as the relation's context. The slot has a place for
-        // every attribute of the descriptor, which are as many as `sources`. Expressions are only
-        // evaluated while the row is there.
+        // SAFETY: slot and contexts live as long as the relation's context. The slot has a place
+        // for every attribute of the descriptor, which are as many as `sources`. Expressions are
+        // only evaluated while the row is there.
         unsafe {
             let slot = &mut *self.slot;
             for (index, source) in self.sources.iter().enumerate() {

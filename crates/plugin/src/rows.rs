@@ -21,7 +21,8 @@ use super::unfound::{self, Unfound};
 
 /// In a transaction with a historic snapshot.
 impl GirStream {
-    /// Write a row's change, unless nothing of it is published. Returns whether something was written.
+    /// Write a row's change, unless nothing of it is published. Returns whether something was
+    /// written.
     pub(super) fn put_row(&mut self, change: &Change<'_>) -> bool {
         let &Change {
             relation,
@@ -74,8 +75,9 @@ impl GirStream {
             }
             _ => return false,
         };
-        // A delete without an old row can't be identified: PostgreSQL refuses such a delete when the table is published at that
-        // moment, so it was not, and pgoutput leaves it out as well. An update or insert always has its new row.
+        // A delete without an old row can't be identified: PostgreSQL refuses such a delete when
+        // the table is published at that moment, so it was not, and pgoutput leaves it out as well.
+        // An update or insert always has its new row.
         let old = old.filter(|_| operation != Operation::Insert);
         let new = new.filter(|_| operation != Operation::Delete);
         let (has_old, has_new) = (old.is_some(), new.is_some());
@@ -123,13 +125,14 @@ impl GirStream {
         }
         tell_before(outbox, lsn, replaced_now);
         change.write(operation, outbox, schema, barrier, keys);
-        // Not before: of a transaction that is rolled back while it is decoded, this may have ended in an error that is none.
+        // Not before: of a transaction that is rolled back while it is decoded, this may have ended
+        // in an error that is none.
         entry.kept.fence = false;
         true
     }
 
-    /// Write the deletion that one of a row of `braid.displacement` tells of, as of the version that stands there: the transaction has nothing
-    /// else. Returns whether something was written.
+    /// Write the deletion that one of a row of `braid.displacement` tells of, as of the version
+    /// that stands there: the transaction has nothing else. Returns whether something was written.
     #[cold]
     fn put_displacement(&mut self, change: &Change<'_>) -> bool {
         if change.action != pg_sys::ReorderBufferChangeType::REORDER_BUFFER_CHANGE_DELETE
@@ -198,7 +201,8 @@ impl GirStream {
         true
     }
 
-    /// Write the message that a new row of `braid.rule_change` is, to another node. Returns whether something was written.
+    /// Write the message that a new row of `braid.rule_change` is, to another node. Returns whether
+    /// something was written.
     #[cold]
     fn put_rule_change(&mut self, change: &Change<'_>) -> bool {
         if change.action != pg_sys::ReorderBufferChangeType::REORDER_BUFFER_CHANGE_INSERT
@@ -221,8 +225,8 @@ impl GirStream {
         true
     }
 
-    /// Write the deletion, or the truncate, that a new row of `braid.unfound` tells of, to a node that wants what others wrote. Returns whether
-    /// something was written.
+    /// Write the deletion, or the truncate, that a new row of `braid.unfound` tells of, to a node
+    /// that wants what others wrote. Returns whether something was written.
     #[cold]
     fn put_unfound(&mut self, change: &Change<'_>) -> bool {
         if change.action != pg_sys::ReorderBufferChangeType::REORDER_BUFFER_CHANGE_INSERT
@@ -271,7 +275,8 @@ impl GirStream {
             let oid = self.refresh(*relation);
             let entry = self.relations.get(oid);
             let concerned = entry.and_then(|(entry, _)| entry.compiled.as_ref());
-            // An ancestor under whose name changes are sent is in the list itself if it was truncated.
+            // An ancestor under whose name changes are sent is in the list itself if it was
+            // truncated.
             if !concerned.is_some_and(|compiled| compiled.actions.truncate && !compiled.by_ancestor)
             {
                 continue;
@@ -294,8 +299,8 @@ impl GirStream {
     }
 }
 
-/// Writes a message that belongs to the change that comes next, unless it is empty: which version of
-/// a row an update or a delete has replaced, or the former key of a row that comes as an insert.
+/// Writes a message that belongs to the change that comes next, unless it is empty: which version
+/// of a row an update or a delete has replaced, or the former key of a row that comes as an insert.
 fn tell_before(outbox: &mut Outbox, lsn: u64, content: &[u8]) {
     if content.is_empty() {
         return;

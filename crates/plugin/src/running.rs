@@ -1,10 +1,14 @@
-//! Catalogs under a transaction that still runs, and may be rolled back while its changes are decoded.
+//! Catalogs under a transaction that still runs, and may be rolled back while its changes are
+//! decoded.
 //!
-//! PostgreSQL then looks, with each catalog row that it reads, whether the transaction of the change (`CheckXidAlive`) is still alive, and
-//! ends the segment with an error (40000) that the reorder buffer takes for what it is. But that watch can't see one
-//! catalog scan inside another, as the type cache makes them when it looks for an operator class: it takes the outer one for a
-//! forbidden read of a table, which is an error (GetDefaultOpClass in 15). So such calls go unwatched: what they find of a transaction that is rolled back goes to changes
-//! that are rolled back, and what they keep is invalidated with it. An error that they meet then is none either ([`watch`]).
+//! PostgreSQL then looks, with each catalog row that it reads, whether the transaction of the
+//! change (`CheckXidAlive`) is still alive, and ends the segment with an error (40000) that the
+//! reorder buffer takes for what it is. But that watch can't see one catalog scan inside another,
+//! as the type cache makes them when it looks for an operator class: it takes the outer one for a
+//! forbidden read of a table, which is an error (GetDefaultOpClass in 15). So such calls go
+//! unwatched: what they find of a transaction that is rolled back goes to changes that are rolled
+//! back, and what they keep is invalidated with it. An error that they meet then is none either
+//! ([`watch`]).
 
 use std::panic::AssertUnwindSafe;
 
@@ -40,8 +44,8 @@ impl Drop for Unwatched {
     }
 }
 
-/// Run `f` for a change of `xid`, which may run. Where it fails and `xid` was rolled back meanwhile, the error says that instead, which
-/// the reorder buffer expects.
+/// Run `f` for a change of `xid`, which may run. Where it fails and `xid` was rolled back
+/// meanwhile, the error says that instead, which the reorder buffer expects.
 pub(super) fn watch<T>(xid: u32, f: impl FnOnce() -> T) -> T {
     PgTryBuilder::new(AssertUnwindSafe(f))
         .catch_others(move |cause| {

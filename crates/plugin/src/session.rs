@@ -1,4 +1,5 @@
-//! Settings under which values have the same text whatever the session: set when a stream starts, put back when it ends.
+//! Settings under which values have the same text whatever the session: set when a stream starts,
+//! put back when it ends.
 
 use std::ffi::{CStr, CString};
 
@@ -56,8 +57,8 @@ impl Session {
 }
 
 impl Drop for Session {
-    /// After an error, when the stream's memory goes. While the error unwinds nothing is done, as in
-    /// all guards.
+    /// After an error, when the stream's memory goes. While the error unwinds nothing is done, as
+    /// in all guards.
     fn drop(&mut self) {
         if std::thread::panicking() {
             return;
@@ -76,11 +77,12 @@ fn put_back(saved: Vec<(&'static CStr, CString)>) {
     }
 }
 
-/// Send functions convert text to the client's encoding (`pq_sendtext`), but a stream is in the server's. While this lives, the
-/// client's encoding is the server's.
+/// Send functions convert text to the client's encoding (`pq_sendtext`), but a stream is in the
+/// server's. While this lives, the client's encoding is the server's.
 ///
-/// It is put back while unwinding too, unlike what other guards do: `SetClientEncoding` then only assigns variables (both
-/// encodings were in use before), and a session must not be left with an encoding that its client does not know of.
+/// It is put back while unwinding too, unlike what other guards do: `SetClientEncoding` then only
+/// assigns variables (both encodings were in use before), and a session must not be left with an
+/// encoding that its client does not know of.
 #[derive(Debug)]
 pub(super) struct ServerEncoding {
     client: i32,

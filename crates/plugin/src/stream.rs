@@ -1,8 +1,8 @@
-//! The format `gir`: the relations that a stream has met, what it has announced, the transaction in hand; and what a change
-//! makes of it. How finished frames leave is a [`Delivery`]'s.
+//! The format `gir`: the relations that a stream has met, what it has announced, the transaction in
+//! hand; and what a change makes of it. How finished frames leave is a [`Delivery`]'s.
 //!
-//! It belongs to the decoding context: it is dropped when that context's memory goes, also after an error, for which there
-//! is no callback.
+//! It belongs to the decoding context: it is dropped when that context's memory goes, also after an
+//! error, for which there is no callback.
 
 use braid_decoder::{Options, OriginPolicy, Outbox, Source, classify, to_unix_micros};
 use braid_gir::Message;
@@ -42,16 +42,19 @@ pub struct GirStream {
     pub(super) keys: Vec<u64>,
     /// Nothing of this transaction is sent.
     skip: bool,
-    /// The transaction in hand is prepared and may be rolled back while it is decoded, as those in segments.
+    /// The transaction in hand is prepared and may be rolled back while it is decoded, as those in
+    /// segments.
     unsettled: bool,
-    /// The end of the transaction in hand, which was prepared before that was to be told, and is sent now that it has committed.
+    /// The end of the transaction in hand, which was prepared before that was to be told, and is
+    /// sent now that it has committed.
     whole: Option<u64>,
     progress: Progress,
     session: Option<Session>,
     pub(super) held: Held,
     /// Which rows of other nodes the changes to come have replaced, if the reader wants to know.
     pub(super) replaced: Option<ReplacedRows>,
-    /// Version of that which the change in hand has replaced, as it is sent: Unix microseconds and node. Empty if none is.
+    /// Version of that which the change in hand has replaced, as it is sent: Unix microseconds and
+    /// node. Empty if none is.
     pub(super) replaced_now: Vec<u8>,
     /// Writes by tenant of transactions that have not ended.
     pub(super) tally: Tally,
@@ -156,8 +159,8 @@ impl GirStream {
         }
     }
 
-    /// Whether a change is none of the reader's. What a transaction is as a whole its commit says; of one that still runs each change
-    /// says itself where it comes from.
+    /// Whether a change is none of the reader's. What a transaction is as a whole its commit says;
+    /// of one that still runs each change says itself where it comes from.
     #[inline]
     fn leaves_out(&mut self, author: Author) -> bool {
         if !self.outbox.in_segment() {
@@ -170,7 +173,8 @@ impl GirStream {
         classify(&origin).is_node(self.options.node.as_deref())
     }
 
-    /// Notes the version of the row of another node that the change at `lsn` has replaced, if it has.
+    /// Notes the version of the row of another node that the change at `lsn` has replaced, if it
+    /// has.
     #[inline]
     fn note_replaced(&mut self, lsn: u64) {
         self.replaced_now.clear();
@@ -186,7 +190,8 @@ impl GirStream {
         }
     }
 
-    /// Tell the outbox of a transaction that has committed. Returns whether it is none of the reader's.
+    /// Tell the outbox of a transaction that has committed. Returns whether it is none of the
+    /// reader's.
     fn start_transaction(&mut self, txn: Transaction<'_>, origin: &str) -> bool {
         let time = txn.time();
         let source = classify(origin);
@@ -207,7 +212,8 @@ impl GirStream {
             || (self.options.only.as_ref()).is_some_and(|only| only.leaves_out(&source, origin_lsn))
     }
 
-    /// Tell the outbox of a transaction that is, or was, prepared. Returns whether it is none of the reader's.
+    /// Tell the outbox of a transaction that is, or was, prepared. Returns whether it is none of
+    /// the reader's.
     fn start_prepared(
         &mut self,
         txn: Transaction<'_>,
@@ -292,7 +298,8 @@ impl Format for GirStream {
 
     fn prepared(&mut self, ctx: Context<'_>, txn: Transaction<'_>) {
         self.tally.prepare(txn.id());
-        // The last change may have ended in an error that is none: its transaction was rolled back meanwhile.
+        // The last change may have ended in an error that is none: its transaction was rolled back
+        // meanwhile.
         self.clear_change();
         self.unsettled = false;
         let delivery = &mut *self.delivery;
@@ -347,7 +354,8 @@ impl Format for GirStream {
         } else {
             self.tally.commit_parts(txn.id(), txn.final_lsn);
         }
-        // What was sent whole a moment ago needs no end, and of what has changed nothing that is decoded PostgreSQL shows no beginning.
+        // What was sent whole a moment ago needs no end, and of what has changed nothing that is
+        // decoded PostgreSQL shows no beginning.
         let sent_whole = self.whole.take() == Some(txn.end_lsn);
         let mut sent = false;
         if !sent_whole && !txn.base_snapshot.is_null() {
@@ -386,7 +394,8 @@ impl Format for GirStream {
     }
 
     fn segment_stopped(&mut self, ctx: Context<'_>) {
-        // The last change may have ended in an error that is none: its transaction was rolled back meanwhile.
+        // The last change may have ended in an error that is none: its transaction was rolled back
+        // meanwhile.
         self.clear_change();
         let delivery = &mut *self.delivery;
         or_raise(self.outbox.stop_segment(&mut Sink { ctx, delivery }));
@@ -478,7 +487,8 @@ impl Format for GirStream {
             held::release_at_end(ctx, self, txn.end_lsn);
         }
         self.keep_schemas();
-        // Keeps feedback and synchronous replication going over transactions of which nothing is sent.
+        // Keeps feedback and synchronous replication going over transactions of which nothing is
+        // sent.
         ctx.update_progress(!sent);
     }
 

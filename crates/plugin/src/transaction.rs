@@ -14,13 +14,14 @@ pub(super) fn name_outside(name: &CStr) -> String {
     in_transaction(|| encoding::utf8(name))
 }
 
-/// Do something in a transaction: the one there is, or one that is left by aborting it as the reorder buffer does, for it writes nothing.
-/// In a callback of the decoding context.
+/// Do something in a transaction: the one there is, or one that is left by aborting it as the
+/// reorder buffer does, for it writes nothing. In a callback of the decoding context.
 pub(super) fn in_transaction<T>(work: impl FnOnce() -> T) -> T {
     if transaction::is_open() {
         return work();
     }
-    // SAFETY: outside of a transaction, in a process that has a database. Context and owner are the callback's own again.
+    // SAFETY: outside of a transaction, in a process that has a database. Context and owner are the
+    // callback's own again.
     unsafe {
         let (context, owner) = (pg_sys::CurrentMemoryContext, pg_sys::CurrentResourceOwner);
         pg_sys::StartTransactionCommand();

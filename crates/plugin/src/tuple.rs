@@ -1,6 +1,7 @@
 //! Takes a heap tuple apart, once, without a call into PostgreSQL.
 //!
-//! The layout is that of src/include/access/htup_details.h and src/include/varatt.h (15 to 18) on a little-endian machine.
+//! The layout is that of src/include/access/htup_details.h and src/include/varatt.h (15 to 18) on a
+//! little-endian machine.
 
 use braid_postgres::decoding::Tuple;
 
@@ -121,7 +122,8 @@ impl Slots {
                 }
             }
             let start = match attribute.len {
-                // A varlena with a short header is not aligned; padding is zero, a short header never is.
+                // A varlena with a short header is not aligned; padding is zero, a short header
+                // never is.
                 -1 if *bytes.get(rest).ok_or(Corrupt)? != 0 => rest,
                 _ => rest.next_multiple_of(attribute.align),
             };

@@ -1,20 +1,26 @@
 //! Several WAL records in one turn of a walsender's loop. Run by the walsender.
 //!
-//! PostgreSQL's loop reads one record, then asks the socket for a word from the client, flushes, and looks at its timeouts
-//! (`WalSndLoop` of src/backend/replication/walsender.c, 15 to 18). For small transactions the question to the socket alone is a third to a
-//! half of all that a walsender does. While there is much WAL to read, some more records are read and decoded where the loop asks whether
-//! anything is still to be sent, just before it reads one by itself. So the client is heard, and timeouts are looked at, [`TURN`] later at most.
+//! PostgreSQL's loop reads one record, then asks the socket for a word from the client, flushes,
+//! and looks at its timeouts (`WalSndLoop` of src/backend/replication/walsender.c, 15 to 18). For
+//! small transactions the question to the socket alone is a third to a half of all that a walsender
+//! does. While there is much WAL to read, some more records are read and decoded where the loop
+//! asks whether anything is still to be sent, just before it reads one by itself. So the client is
+//! heard, and timeouts are looked at, [`TURN`] later at most.
 //!
 //! Invariants:
-//! - Only the loop itself has records read in this way, never what runs inside of reading or decoding one: whatever can lead there from
-//!   inside (a page of WAL that is waited for, a message that is written, progress that is reported) is wrapped, and marks the process as [`BUSY`].
+//! - Only the loop itself has records read in this way, never what runs inside of reading or
+//!   decoding one: whatever can lead there from inside (a page of WAL that is waited for, a message
+//!   that is written, progress that is reported) is wrapped, and marks the process as [`BUSY`].
 //!   After an error the mark stays, until the next stream starts.
-//! - Up to what is flushed, less [`MARGIN`]: what waits for WAL, what says that all is sent, and what ends with the server is the
-//!   loop's. So it always has a record to read by itself, by which it learns how far it has come.
+//! - Up to what is flushed, less [`MARGIN`]: what waits for WAL, what says that all is sent, and
+//!   what ends with the server is the loop's. So it always has a record to read by itself, by which
+//!   it learns how far it has come.
 //! - Not while the socket takes no more, and not once the stream was ended on this side.
 //!
-//! The functions through which a backend talks to its client (`PqCommMethods`) are there to be replaced; ours do what PostgreSQL's do, and
-//! those of a stream whose flushes wait ([`super::paced`]) leave out some, and while a large message is sent ([`super::bulk`]) they see to that. They are put back when the stream's state goes, also after an error.
+//! The functions through which a backend talks to its client (`PqCommMethods`) are there to be
+//! replaced; ours do what PostgreSQL's do, and those of a stream whose flushes wait
+//! ([`super::paced`]) leave out some, and while a large message is sent ([`super::bulk`]) they see
+//! to that. They are put back when the stream's state goes, also after an error.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::Relaxed};
@@ -82,8 +88,8 @@ impl Turn {
 }
 
 impl Drop for Turn {
-    /// Unlike what other guards do, also after an error: this only assigns variables, and a connection must not be left with our
-    /// functions.
+    /// Unlike what other guards do, also after an error: this only assigns variables, and a
+    /// connection must not be left with our functions.
     fn drop(&mut self) {
         CONTEXT.store(std::ptr::null_mut(), Relaxed);
         ffi::restore_methods();
@@ -169,8 +175,9 @@ fn is_pending() -> bool {
         || (!flushes_wait() && Client::of_process().is_some_and(Client::is_send_pending))
 }
 
-/// Whether another record leaves [`MARGIN`] before `end`, the end of what there is to read. (One that is larger than that is waited for
-/// here, if its end is not there: that is the original page read's, which does what the loop does meanwhile.)
+/// Whether another record leaves [`MARGIN`] before `end`, the end of what there is to read. (One
+/// that is larger than that is waited for here, if its end is not there: that is the original page
+/// read's, which does what the loop does meanwhile.)
 fn leaves_enough(ctx: Context<'_>, end: pg_sys::XLogRecPtr) -> bool {
     let come = ctx.reader().map_or(0, |reader| reader.EndRecPtr);
     // 0: the reader was not told yet where to begin.
@@ -235,8 +242,8 @@ page_reader!(read_page, |ctx, wanted| busy(|| {
     turn(ctx).map_or(-1, |turn| turn.pages.read(wanted))
 }));
 
-/// Declares functions through which the context writes. Each one stands in the place of one that the
-/// stream has replaced, which is called as part of decoding a record.
+/// Declares functions through which the context writes. Each one stands in the place of one that
+/// the stream has replaced, which is called as part of decoding a record.
 macro_rules! writers {
     ($(fn $name:ident = $how:path;)*) => {$(
         #[pgrx::pg_guard]

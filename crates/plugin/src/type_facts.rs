@@ -4,8 +4,8 @@ use braid_postgres::encoding;
 use braid_postgres::syscache::{self, TypeRow, utf8_or_empty};
 use pgrx::pg_sys;
 
-/// Types below this OID have the same OID in every database of every version. (Those from here to 16383 get theirs when a
-/// cluster is made.)
+/// Types below this OID have the same OID in every database of every version. (Those from here to
+/// 16383 get theirs when a cluster is made.)
 const FIRST_UNSTABLE_OID: u32 = 10_000;
 
 /// A type; of a domain, its base type.
@@ -22,7 +22,8 @@ pub(super) struct TypeFacts {
     /// `typsend`; none of an array whose elements have none, as that of aclitem.
     pub(super) send: pg_sys::Oid,
     pub(super) output: pg_sys::Oid,
-    /// Hash values by which an invalidation names the types on which this depends; empty for built-in ones.
+    /// Hash values by which an invalidation names the types on which this depends; empty for
+    /// built-in ones.
     pub(super) hashes: Vec<u32>,
 }
 

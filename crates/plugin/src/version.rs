@@ -1,10 +1,13 @@
-//! The version of a transaction that is about to be decoded, where that is not the time of its commit (`braid_node::local_version`).
+//! The version of a transaction that is about to be decoded, where that is not the time of its
+//! commit (`braid_node::local_version`).
 //!
-//! It stands in a row that the transaction wrote as the last thing that it did. The table can't be asked under a historic snapshot: a table
-//! of a user's is where it was then, and what has rewritten it since (VACUUM FULL, REINDEX) has removed its files. So the row is
-//! taken from the changes that the reorder buffer has in hand. Only where they are not all in memory any more, or the table
-//! was rewritten while the transaction ran, the historic snapshot is put aside, with all that is cached under it. So it is for a transaction that was
-//! prepared: its row was written by another one, which committed just before COMMIT PREPARED.
+//! It stands in a row that the transaction wrote as the last thing that it did. The table can't be
+//! asked under a historic snapshot: a table of a user's is where it was then, and what has
+//! rewritten it since (VACUUM FULL, REINDEX) has removed its files. So the row is taken from the
+//! changes that the reorder buffer has in hand. Only where they are not all in memory any more, or
+//! the table was rewritten while the transaction ran, the historic snapshot is put aside, with all
+//! that is cached under it. So it is for a transaction that was prepared: its row was written by
+//! another one, which committed just before COMMIT PREPARED.
 
 use braid_node::local_version;
 use braid_postgres::decoding::{Context, Transaction, Tuple};
@@ -16,8 +19,8 @@ use pgrx::pg_sys;
 use super::origin_names::no_origin;
 use super::transaction::in_transaction;
 
-/// Of a transaction that has committed, microseconds since 1970-01-01 UTC; `None` where the time of its commit is its version.
-/// In a begin callback, under the transaction's historic snapshot.
+/// Of a transaction that has committed, microseconds since 1970-01-01 UTC; `None` where the time of
+/// its commit is its version. In a begin callback, under the transaction's historic snapshot.
 #[must_use]
 pub fn of(ctx: Context<'_>, txn: Transaction<'_>) -> Option<i64> {
     if has_none(txn) {
@@ -52,8 +55,8 @@ fn has_none(txn: Transaction<'_>) -> bool {
     txn.origin_id != no_origin() || local_version::has_none(txn.xid)
 }
 
-/// Whether what is decoded is COMMIT PREPARED: what says its version was written by another transaction, just before.
-/// A record of a transaction's end is being decoded.
+/// Whether what is decoded is COMMIT PREPARED: what says its version was written by another
+/// transaction, just before. A record of a transaction's end is being decoded.
 fn was_prepared(ctx: Context<'_>) -> bool {
     let info = ctx.record().map_or(0, |record| record.header.xl_info);
     u32::from(info) & pg_sys::XLOG_XACT_OPMASK == pg_sys::XLOG_XACT_COMMIT_PREPARED
@@ -114,7 +117,8 @@ fn outside_of_history<T>(work: impl FnOnce() -> T) -> T {
     // forgotten with either snapshot, as the reorder buffer does it. An error ends the decoding,
     // which tears the historic snapshot down by itself.
     unsafe {
-        // Not GetTransactionSnapshot, which asserts that the transaction has no other: a SQL function's has.
+        // Not GetTransactionSnapshot, which asserts that the transaction has no other: a SQL
+        // function's has.
         let snapshot = pg_sys::GetCatalogSnapshot(pg_sys::InvalidOid);
         let combos = pg_sys::HistoricSnapshotGetTupleCids();
         pg_sys::TeardownHistoricSnapshot(false);

@@ -9,7 +9,8 @@
 //! EXPLAIN without ANALYZE starts the executor and reads nothing, so it is not checked. Hooks are
 //! chained as in `hook.rs`; the functions here have nothing with a destructor on their stack.
 //!
-//! Not for: statements that write below the executor (TRUNCATE, DDL, appliers), and what is refused.
+//! Not for: statements that write below the executor (TRUNCATE, DDL, appliers), and what is
+//! refused.
 
 use std::cell::Cell;
 use std::ffi::c_int;

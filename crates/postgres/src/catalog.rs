@@ -1,8 +1,9 @@
 //! SQL in this session's own database, and whose rights it runs with.
 //!
-//! For the SQL functions and for workers that are in a transaction. Every query is parsed with the session's search_path: callers
-//! run with one that is pinned to pg_catalog and qualify everything else. Each query takes a snapshot of its own, so that
-//! a function that polls sees what others commit. Values go in and come out as text in UTF-8, whatever the database's encoding.
+//! For the SQL functions and for workers that are in a transaction. Every query is parsed with the
+//! session's search_path: callers run with one that is pinned to pg_catalog and qualify everything
+//! else. Each query takes a snapshot of its own, so that a function that polls sees what others
+//! commit. Values go in and come out as text in UTF-8, whatever the database's encoding.
 
 use std::ffi::{CStr, CString, c_char, c_int};
 
@@ -26,11 +27,12 @@ use crate::value::Value;
 pub enum Rights {
     /// Those of the extension's owner, who may read and write its tables.
     ExtensionOwner,
-    /// Those of a role, and of nobody else whatever the objects it meets do: for looking into a user's table.
+    /// Those of a role, and of nobody else whatever the objects it meets do: for looking into a
+    /// user's table.
     Confined(pg_sys::Oid),
     /// Those of a table's owner, confined likewise unless the owner is a superuser. The table is
-    /// locked as for a reader. To plan a query is enough to run code of the owner: the planner folds
-    /// constants in expressions of indexes, checks and statistics.
+    /// locked as for a reader. To plan a query is enough to run code of the owner: the planner
+    /// folds constants in expressions of indexes, checks and statistics.
     OwnerOf(pg_sys::Oid),
 }
 
@@ -39,8 +41,9 @@ pub enum Rights {
 /// Raises PostgreSQL's own error if the statement fails.
 pub fn query(sql: &str, parameters: &[Option<&str>]) -> Rows {
     let sql = encoding::statement(sql);
-    // SAFETY: SPI_connect and SPI_finish enclose all use of SPI's memory; an error in between unwinds and PostgreSQL's abort
-    // cleans SPI up. The parameter arrays have one entry a parameter and outlive the call.
+    // SAFETY: SPI_connect and SPI_finish enclose all use of SPI's memory; an error in between
+    // unwinds and PostgreSQL's abort cleans SPI up. The parameter arrays have one entry a parameter
+    // and outlive the call.
     unsafe {
         pg_sys::SPI_connect();
         let mut types = vec![pg_sys::TEXTOID; parameters.len()];
@@ -117,11 +120,12 @@ pub fn write(sql: &str, arguments: &[DatumWithOid<'_>]) -> (usize, Rows) {
     }
 }
 
-/// Runs the statements of a script, in UTF-8, one after the other in the transaction in hand. Settings
-/// that they make hold until it ends.
+/// Runs the statements of a script, in UTF-8, one after the other in the transaction in hand.
+/// Settings that they make hold until it ends.
 pub fn run_script(script: &str) {
     let script = encoding::statement(script);
-    // SAFETY: in a transaction; SPI copies what it keeps. An error unwinds, and the abort cleans up.
+    // SAFETY: in a transaction; SPI copies what it keeps. An error unwinds, and the abort cleans
+    // up.
     unsafe {
         pg_sys::SPI_connect();
         let code = pg_sys::SPI_execute(script.as_ptr(), false, 0);
@@ -160,8 +164,8 @@ pub fn collect() -> Rows {
     }
 }
 
-/// Runs a query that only reads, in the server's encoding. Returns `read` of the row's values; `None`
-/// if the query does not give just one row. In a transaction.
+/// Runs a query that only reads, in the server's encoding. Returns `read` of the row's values;
+/// `None` if the query does not give just one row. In a transaction.
 pub fn only_row<T>(statement: &CStr, read: impl FnOnce(&[Option<Value<'_>>]) -> T) -> Option<T> {
     // SAFETY: SPI_connect and SPI_finish enclose all use of SPI's memory; an error in between
     // unwinds, and the abort cleans SPI up. The tuple is of the shape, and there until then.
@@ -206,8 +210,8 @@ pub fn sees_new_commits() -> bool {
 
 /// Do `work` with other rights, then return to the caller's.
 ///
-/// An error that PostgreSQL raises leaves the rights changed until the transaction or subtransaction aborts, which puts
-/// them back: nothing of the caller's runs in between.
+/// An error that PostgreSQL raises leaves the rights changed until the transaction or
+/// subtransaction aborts, which puts them back: nothing of the caller's runs in between.
 pub fn with_rights<T>(rights: Rights, work: impl FnOnce() -> T) -> T {
     let before = ActingRole::now();
     let other = match rights {
@@ -227,9 +231,9 @@ pub fn with_rights<T>(rights: Rights, work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Runs a query that only reads, with other rights, and releases the locks that it takes: one on each
-/// table that it names, and on each index of these. So a transaction can read thousands of tables, one
-/// after the other, and hold the locks of one at a time.
+/// Runs a query that only reads, with other rights, and releases the locks that it takes: one on
+/// each table that it names, and on each index of these. So a transaction can read thousands of
+/// tables, one after the other, and hold the locks of one at a time.
 ///
 /// The tables may change as soon as this returns. Only for callers that rely on nothing of that, as
 /// what they decide is checked again by whoever acts on it.
@@ -289,7 +293,8 @@ pub fn flush_wal(position: u64) {
 #[must_use]
 pub fn flush_all() -> u64 {
     let next = plain::GetXLogInsertRecPtr();
-    // The next record's place, which at the beginning of a page is behind its header: the last one ends where the page begins.
+    // The next record's place, which at the beginning of a page is behind its header: the last one
+    // ends where the page begins.
     let page = u64::from(pg_sys::XLOG_BLCKSZ);
     let header = size_of::<pg_sys::XLogLongPageHeaderData>() as u64;
     let end = if next % page <= header {

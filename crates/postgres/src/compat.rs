@@ -1,4 +1,5 @@
-//! What differs between the major versions that are supported. The only place with `cfg(feature = "pgNN")`.
+//! What differs between the major versions that are supported. The only place with
+//! `cfg(feature = "pgNN")`.
 
 mod access;
 mod calls;
@@ -28,8 +29,8 @@ pub(crate) use planning::{
 pub(crate) use signal::handle_as_backend;
 pub use signal::on_quit;
 
-/// The number of a wait event of ours, under which pg_stat_activity shows its name; before 17 they are all "Extension". One number for
-/// each name in the whole server.
+/// The number of a wait event of ours, under which pg_stat_activity shows its name; before 17 they
+/// are all "Extension". One number for each name in the whole server.
 pub(crate) fn wait_event(name: &std::ffi::CStr) -> u32 {
     #[cfg(any(feature = "pg15", feature = "pg16"))]
     {
@@ -43,7 +44,8 @@ pub(crate) fn wait_event(name: &std::ffi::CStr) -> u32 {
     }
 }
 
-/// Attribute `index` (from 0) of a tuple descriptor: the macro of src/include/access/tupdesc.h up to 17, the function of 18.
+/// Attribute `index` (from 0) of a tuple descriptor: the macro of src/include/access/tupdesc.h up
+/// to 17, the function of 18.
 ///
 /// # Safety
 /// `descriptor` is valid and has more than `index` attributes.
@@ -142,8 +144,8 @@ fn file_offset(offset: u64) -> io::Result<pg_sys::off_t> {
     pg_sys::off_t::try_from(offset).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))
 }
 
-/// Reads from a file at an offset, as [`file_write`], and returns how many bytes were read: 0 at its
-/// end.
+/// Reads from a file at an offset, as [`file_write`], and returns how many bytes were read: 0 at
+/// its end.
 ///
 /// # Errors
 /// That of the operating system.
@@ -244,7 +246,8 @@ fn file_number(file: &FileLocator) -> u32 {
     number.to_u32()
 }
 
-/// Whether a publication sends stored generated columns (`publish_generated_columns = stored`, since 18).
+/// Whether a publication sends stored generated columns (`publish_generated_columns = stored`,
+/// since 18).
 #[must_use]
 pub fn publishes_generated(publication: &pg_sys::Publication) -> bool {
     #[cfg(any(feature = "pg18", feature = "pg19"))]
@@ -278,12 +281,14 @@ pub unsafe fn expand_generated_columns(
     }
 }
 
-/// Whether the reorder buffer itself reports progress within a large transaction of which nothing is sent (since 16).
+/// Whether the reorder buffer itself reports progress within a large transaction of which nothing
+/// is sent (since 16).
 pub const REPORTS_PROGRESS: bool = cfg!(not(feature = "pg15"));
 
-/// `ExecInitRangeTable` for one relation in which these attributes, counted from 1, may change: 16 added permission infos, 18 the
-/// unpruned relations. PostgreSQL's own apply worker names the columns that the provider sends as well. A trigger `UPDATE OF` goes by
-/// them, and an index on other columns is known to keep its keys.
+/// `ExecInitRangeTable` for one relation in which these attributes, counted from 1, may change: 16
+/// added permission infos, 18 the unpruned relations. PostgreSQL's own apply worker names the
+/// columns that the provider sends as well. A trigger `UPDATE OF` goes by them, and an index on
+/// other columns is known to keep its keys.
 ///
 /// # Safety
 /// `entry` is a range table entry in the executor state's memory context, which is the current one.
@@ -357,7 +362,8 @@ setters! {
         replorigin_session_origin_timestamp, origin_timestamp;
 }
 
-/// Whether `ExecuteTruncateGuts` runs triggers as the calling user instead of as each table's owner.
+/// Whether `ExecuteTruncateGuts` runs triggers as the calling user instead of as each table's
+/// owner.
 pub const TRUNCATES_AS_CALLER: bool = cfg!(feature = "pg15");
 
 unsafe extern "C-unwind" {

@@ -22,8 +22,8 @@ pub struct Formed<'s> {
 }
 
 impl<'s> Formed<'s> {
-    /// Forms a row of values, one for each column; `None` is null. Raises XX000 if one is of another
-    /// type than its column.
+    /// Forms a row of values, one for each column; `None` is null. Raises XX000 if one is of
+    /// another type than its column.
     #[must_use]
     pub fn new<'v>(shape: TupleDesc<'s>, cell: impl FnMut(usize) -> Option<Value<'v>>) -> Self {
         let cells: Vec<Option<Value<'v>>> = (0..shape.len()).map(cell).collect();

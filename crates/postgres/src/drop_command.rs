@@ -16,14 +16,15 @@ pub enum DropCommand {
     Other,
 }
 
-/// Look at the command that an event trigger was called for. `None` when the caller is not an event trigger.
+/// Look at the command that an event trigger was called for. `None` when the caller is not an event
+/// trigger.
 ///
 /// # Safety
 /// `fcinfo` is the call that PostgreSQL made.
 #[must_use]
 pub unsafe fn from_event_trigger(fcinfo: pg_sys::FunctionCallInfo) -> Option<DropCommand> {
-    // SAFETY: the caller passes a live call; PostgreSQL sets `context` to null or to a node, and the
-    // tree of the command stays as it is while the trigger runs.
+    // SAFETY: the caller passes a live call; PostgreSQL sets `context` to null or to a node, and
+    // the tree of the command stays as it is while the trigger runs.
     let context: Node<'_> = unsafe { tree((*fcinfo).context) }?;
     let command = at!(context.cast::<pg_sys::EventTriggerData>()?, parsetree);
     Some(command.map_or(DropCommand::Other, of_statement))

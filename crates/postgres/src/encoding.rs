@@ -1,4 +1,5 @@
-//! Names and texts between the server's encoding and UTF-8, in which GIR, and all of this code, has them.
+//! Names and texts between the server's encoding and UTF-8, in which GIR, and all of this code, has
+//! them.
 //!
 //! Where the two are not the same, PostgreSQL looks for a conversion: in a transaction.
 
@@ -18,8 +19,10 @@ use crate::{plain, value};
 const SQL_ASCII: i32 = pg_sys::pg_enc::PG_SQL_ASCII.cast_signed();
 const UTF8: i32 = pg_sys::pg_enc::PG_UTF8.cast_signed();
 
-/// In a database whose encoding is SQL_ASCII names and texts are any bytes. Those that are not UTF-8 are had as characters from here on, one for each
-/// byte, which nobody else uses (private use, plane 16): so that names that differ do so here too, and are the same again on the way back.
+/// In a database whose encoding is SQL_ASCII names and texts are any bytes. Those that are not
+/// UTF-8 are had as characters from here on, one for each byte, which nobody else uses (private
+/// use, plane 16): so that names that differ do so here too, and are the same again on the way
+/// back.
 const STRAY: u32 = 0x10_FF00;
 
 /// A name as UTF-8; empty for a null pointer.
@@ -136,7 +139,8 @@ pub fn number_of(name: &str) -> Option<i32> {
     for (place, byte) in padded.data.iter_mut().take(63).zip(name.as_bytes()) {
         *place = byte.cast_signed();
     }
-    // SAFETY: the SQL function, which all versions have, takes a NameData, and looks nothing up in a catalog.
+    // SAFETY: the SQL function, which all versions have, takes a NameData, and looks nothing up in
+    // a catalog.
     let number = unsafe {
         pgrx::direct_function_call::<i32>(
             pg_sys::PG_char_to_encoding,
@@ -146,8 +150,8 @@ pub fn number_of(name: &str) -> Option<i32> {
     number.filter(|number| *number >= 0)
 }
 
-/// Makes an encoding this process's `client_encoding`, which types' receive functions convert from. Run in a transaction, where
-/// the conversion can be looked up. Returns false if there is none.
+/// Makes an encoding this process's `client_encoding`, which types' receive functions convert from.
+/// Run in a transaction, where the conversion can be looked up. Returns false if there is none.
 #[must_use]
 pub fn set_client_encoding(encoding: i32) -> bool {
     plain::PrepareClientEncoding(encoding) >= 0 && plain::SetClientEncoding(encoding) >= 0
@@ -166,14 +170,14 @@ pub fn to_server(name: &str) -> Option<CString> {
     Some(converted.unwrap_or(utf8))
 }
 
-/// Text for PostgreSQL, in the server's encoding, without a zero byte at the end. A character that the encoding does not have becomes a question
-/// mark: for what people read.
+/// Text for PostgreSQL, in the server's encoding, without a zero byte at the end. A character that
+/// the encoding does not have becomes a question mark: for what people read.
 pub(crate) fn text_to_server(text: &str) -> Vec<u8> {
     convert(text).0
 }
 
-/// The name of something that may be here; `None` if nothing here can have it, since the server's encoding lacks one of its characters or it has a
-/// zero byte.
+/// The name of something that may be here; `None` if nothing here can have it, since the server's
+/// encoding lacks one of its characters or it has a zero byte.
 pub fn name_here(name: &str) -> Option<CString> {
     let (name, whole) = convert(name);
     CString::new(name).ok().filter(|_| whole)
@@ -206,7 +210,8 @@ fn convert(text: &str) -> (Vec<u8>, bool) {
             continue;
         }
         room.fill(0);
-        // SAFETY: a character of that length; the room is that of the longest of any encoding, and more, with its zero byte.
+        // SAFETY: a character of that length; the room is that of the longest of any encoding, and
+        // more, with its zero byte.
         let taken = unsafe {
             pg_sys::pg_do_encoding_conversion_buf(
                 procedure,
@@ -251,7 +256,8 @@ pub fn texts_argument(texts: &[String]) -> DatumWithOid<'static> {
 pub fn arguments<'a>(given: &[DatumWithOid<'a>]) -> Vec<DatumWithOid<'a>> {
     let convert = !is_utf8();
     let one = |argument: &DatumWithOid<'a>| {
-        // SAFETY: the datum is of the type that goes with it; a text that was made for a statement is not compressed or elsewhere.
+        // SAFETY: the datum is of the type that goes with it; a text that was made for a statement
+        // is not compressed or elsewhere.
         unsafe {
             match argument.datum() {
                 Some(datum) if convert && argument.oid() == pg_sys::TEXTOID => {
@@ -320,7 +326,8 @@ pub fn checked_utf8(text: &[u8]) -> Option<&str> {
     std::str::from_utf8(converted).ok()
 }
 
-/// An SQL function's argument or result of type text: UTF-8 here, the server's encoding there. What can't be had as UTF-8 raises 22021.
+/// An SQL function's argument or result of type text: UTF-8 here, the server's encoding there. What
+/// can't be had as UTF-8 raises 22021.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Text(pub String);
 
@@ -372,7 +379,8 @@ unsafe impl UnboxDatum for Text {
 // SAFETY: an argument of type text is one value.
 unsafe impl<'fcx> ArgAbi<'fcx> for Text {
     unsafe fn unbox_arg_unchecked(argument: Arg<'_, 'fcx>) -> Self {
-        // SAFETY: the function is declared with an argument of type text here, and asks for the value only where there is one.
+        // SAFETY: the function is declared with an argument of type text here, and asks for the
+        // value only where there is one.
         unsafe { argument.unbox_arg_using_from_datum() }.unwrap_or(Self(String::new()))
     }
 }
@@ -407,8 +415,8 @@ unsafe impl SqlTranslatable for Text {
     const RETURN_SQL: Result<ReturnsRef, ReturnsError> = <String as SqlTranslatable>::RETURN_SQL;
 }
 
-/// Checks that bytes are text in the server's encoding. PostgreSQL raises an error if not, or if there
-/// is a zero byte.
+/// Checks that bytes are text in the server's encoding. PostgreSQL raises an error if not, or if
+/// there is a zero byte.
 #[inline]
 pub fn check(bytes: &[u8]) {
     let length = i32::try_from(bytes.len()).unwrap_or(i32::MAX);
@@ -423,8 +431,8 @@ pub fn check(bytes: &[u8]) {
     }
 }
 
-/// Text of another encoding, as PostgreSQL numbers them, in the server's. What is made for that is in
-/// the current memory context. PostgreSQL raises an error if the bytes are not valid.
+/// Text of another encoding, as PostgreSQL numbers them, in the server's. What is made for that is
+/// in the current memory context. PostgreSQL raises an error if the bytes are not valid.
 #[must_use]
 pub fn of_charset(bytes: &[u8], charset: i32) -> &[u8] {
     if u32::try_from(charset).map_or(true, |charset| {

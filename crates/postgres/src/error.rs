@@ -128,7 +128,8 @@ impl PgError {
             } => report,
         };
         let code = report.sql_error_code() as i32;
-        // Where an older error was raised again by a handler in between, what was seen last is another's.
+        // Where an older error was raised again by a handler in between, what was seen last is
+        // another's.
         let fields = seen.filter(|fields| fields.are_of(code, report.message()));
         let raised = SqlState::unpack(fields.as_ref().map_or(code, |fields| fields.code()));
         Self {
@@ -155,7 +156,8 @@ impl PgError {
         self
     }
 
-    /// Raise it as a PostgreSQL error, with its SQLSTATE, and all that PostgreSQL said if it came from there.
+    /// Raise it as a PostgreSQL error, with its SQLSTATE, and all that PostgreSQL said if it came
+    /// from there.
     pub fn raise(self) -> ! {
         if self.fields.is_some() || !is_named(self.sqlstate) {
             fields::raise(self);
@@ -178,7 +180,8 @@ impl PgError {
         report(pgrx::PgLogLevel::LOG, &with_context);
     }
 
-    /// Write it to the server's log at the level ERROR, and go on: for what ends a service that somebody counts on.
+    /// Write it to the server's log at the level ERROR, and go on: for what ends a service that
+    /// somebody counts on.
     pub fn log_as_error(&self, context: &str) {
         fields::log_as_error(&Self {
             message: format!("{context}: {}", self.message),
@@ -234,8 +237,8 @@ fn report(level: pgrx::PgLogLevel, error: &PgError) {
     report.report(level);
 }
 
-/// Run `work`, and give a PostgreSQL error or a panic in it as a value. The caller rolls back: of what `work` did, only locks and
-/// waits that no rollback would end are undone.
+/// Run `work`, and give a PostgreSQL error or a panic in it as a value. The caller rolls back: of
+/// what `work` did, only locks and waits that no rollback would end are undone.
 ///
 /// # Errors
 /// Whatever was raised.
@@ -254,8 +257,8 @@ pub fn catch<T>(work: impl FnOnce() -> T) -> Result<T, PgError> {
     })
 }
 
-/// Run the work of a function that PostgreSQL calls, and raise what it fails with as it was: pgrx's own guard would strip it of
-/// all but four texts.
+/// Run the work of a function that PostgreSQL calls, and raise what it fails with as it was: pgrx's
+/// own guard would strip it of all but four texts.
 pub fn pass_on<T>(work: impl FnOnce() -> T) -> T {
     match catch(work) {
         Ok(value) => value,
@@ -263,8 +266,8 @@ pub fn pass_on<T>(work: impl FnOnce() -> T) -> T {
     }
 }
 
-/// Run `work` in a transaction of its own: commit when it returns a value, roll back when it raises or returns an error.
-/// Leaves TopMemoryContext as the current one.
+/// Run `work` in a transaction of its own: commit when it returns a value, roll back when it raises
+/// or returns an error. Leaves TopMemoryContext as the current one.
 ///
 /// # Errors
 /// Whatever `work` raised or returned.
@@ -293,8 +296,8 @@ pub fn transaction<T>(work: impl FnOnce() -> Result<T, PgError>) -> Result<T, Pg
 
 /// Roll back whatever is open.
 pub fn abort() {
-    // SAFETY: AbortOutOfAnyTransaction is right in any transaction state. Interrupts are held as PostgreSQL's own error
-    // handlers hold them.
+    // SAFETY: AbortOutOfAnyTransaction is right in any transaction state. Interrupts are held as
+    // PostgreSQL's own error handlers hold them.
     unsafe {
         // A commit that failed may have left its position here (`origin::stands_for`).
         compat::set_session_origin_lsn(0);

@@ -1,5 +1,6 @@
-//! Exported functions of PostgreSQL that the bindings lack. Each is called through `pg_guard_ffi_boundary`, as the bindings'
-//! own functions are, so that an error raised in it unwinds as a panic; signal handlers are only passed on by address.
+//! Exported functions of PostgreSQL that the bindings lack. Each is called through
+//! `pg_guard_ffi_boundary`, as the bindings' own functions are, so that an error raised in it
+//! unwinds as a panic; signal handlers are only passed on by address.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::offset_of;
@@ -142,7 +143,8 @@ guarded! {
     ) -> bool = "datum_image_eq";
 }
 
-/// At least `USER_TIMEOUT` of src/include/utils/timeout.h in every version: registering it gives a number of one's own.
+/// At least `USER_TIMEOUT` of src/include/utils/timeout.h in every version: registering it gives a
+/// number of one's own.
 pub const ANY_USER_TIMEOUT: c_int = 20;
 
 /// BTScanInsertData of src/include/access/nbtree.h, 15 to 18.
@@ -207,9 +209,10 @@ pub(crate) const BY_HAND: &[(&str, usize)] = &[
     ("Port.noblock", offset_of!(PortHead, noblock)),
 ];
 
-/// PostgreSQL's functions without the guard that the bindings put around each: for several calls in a row under one guard
-/// (`pg_sys::ffi::pg_guard_ffi_boundary`), where a guard for each would cost as much as the calls. An error leaves such a
-/// closure by a long jump, so nothing with a destructor may live on its stack.
+/// PostgreSQL's functions without the guard that the bindings put around each: for several calls in
+/// a row under one guard (`pg_sys::ffi::pg_guard_ffi_boundary`), where a guard for each would cost
+/// as much as the calls. An error leaves such a closure by a long jump, so nothing with a
+/// destructor may live on its stack.
 pub mod raw {
     use std::ffi::{c_char, c_int};
 
@@ -228,17 +231,20 @@ pub mod raw {
             orderbys: pg_sys::ScanKey,
             norderbys: c_int,
         );
-        /// The next entry's row, null at the end. The tuple id lives in the scan, until the next call.
+        /// The next entry's row, null at the end. The tuple id lives in the scan, until the next
+        /// call.
         pub fn index_getnext_tid(
             scan: pg_sys::IndexScanDesc,
             direction: pg_sys::ScanDirection::Type,
         ) -> pg_sys::ItemPointer;
-        /// Puts the version of the current row that the scan's snapshot sees into the slot; false if none.
+        /// Puts the version of the current row that the scan's snapshot sees into the slot; false
+        /// if none.
         pub fn index_fetch_heap(
             scan: pg_sys::IndexScanDesc,
             slot: *mut pg_sys::TupleTableSlot,
         ) -> bool;
-        // src/include/storage/bufmgr.h, access/heapam.h; src/include/executor/tuptable.h; src/include/utils/datum.h.
+        // src/include/storage/bufmgr.h, access/heapam.h; src/include/executor/tuptable.h;
+        // src/include/utils/datum.h.
         /// Length of the fork, in blocks.
         pub fn RelationGetNumberOfBlocksInFork(
             relation: pg_sys::Relation,
@@ -249,7 +255,8 @@ pub mod raw {
         -> pg_sys::Buffer;
         /// Releases one pin of the buffer.
         pub fn ReleaseBuffer(buffer: pg_sys::Buffer);
-        /// Pins the block's buffer and releases the given one, which may be invalid or hold that block.
+        /// Pins the block's buffer and releases the given one, which may be invalid or hold that
+        /// block.
         pub fn ReleaseAndReadBuffer(
             buffer: pg_sys::Buffer,
             relation: pg_sys::Relation,
@@ -444,12 +451,14 @@ static OUR_METHODS: OnceLock<PqCommMethods> = OnceLock::new();
 /// Put functions in the place of PostgreSQL's; always the same ones.
 ///
 /// # Safety
-/// This process has a client. The functions do what those of PostgreSQL do, sooner or later, and are never unloaded.
+/// This process has a client. The functions do what those of PostgreSQL do, sooner or later, and
+/// are never unloaded.
 pub unsafe fn replace_methods(methods: Methods) {
     if !ORIGINAL_METHODS.load(Relaxed).is_null() {
         return;
     }
-    // SAFETY: a table is set before a process serves its client and is never freed; a backend has one thread.
+    // SAFETY: a table is set before a process serves its client and is never freed; a backend has
+    // one thread.
     unsafe {
         let original = PQ_COMM_METHODS;
         let ours = OUR_METHODS.get_or_init(|| PqCommMethods {
@@ -615,7 +624,8 @@ struct PortHead {
 }
 
 unsafe extern "C-unwind" {
-    // src/include/libpq/libpq.h, 15 to 18. (The bytes are only read, whatever the older declarations say.)
+    // src/include/libpq/libpq.h, 15 to 18. (The bytes are only read, whatever the older
+    // declarations say.)
     #[link_name = "secure_write"]
     fn secure_write_unguarded(
         port: *mut pg_sys::Port,

@@ -1,4 +1,5 @@
-//! Pages in shared buffers; and a row of one that is in hand: heap_fetch of src/backend/access/heap/heapam.c, 15 to 18, for a buffer that is pinned already.
+//! Pages in shared buffers; and a row of one that is in hand: heap_fetch of
+//! src/backend/access/heap/heapam.c, 15 to 18, for a buffer that is pinned already.
 
 use std::cell::Cell;
 use std::ffi::c_char;
@@ -9,7 +10,8 @@ use crate::compat::{self, FileLocator};
 use crate::ffi::raw;
 use crate::plain;
 
-/// Size of a page's header without its items, and of an item's pointer: src/include/storage/bufpage.h.
+/// Size of a page's header without its items, and of an item's pointer:
+/// src/include/storage/bufpage.h.
 const HEADER: usize = 24;
 const ITEM: usize = 4;
 /// LP_NORMAL of src/include/storage/itemid.h.
@@ -79,11 +81,12 @@ unsafe fn version_at(
     }
 }
 
-/// Put the row version at `place` into `slot` if the snapshot sees it. The pin goes to the slot, or is given up.
+/// Put the row version at `place` into `slot` if the snapshot sees it. The pin goes to the slot, or
+/// is given up.
 ///
 /// # Safety
-/// Under a guard. The table is an open one of the heap access method that is not temporary; the place's block is in the buffer, which is
-/// pinned; the slot is one of the table's.
+/// Under a guard. The table is an open one of the heap access method that is not temporary; the
+/// place's block is in the buffer, which is pinned; the slot is one of the table's.
 pub unsafe fn fetch(
     table: pg_sys::Relation,
     buffer: pg_sys::Buffer,
@@ -91,7 +94,8 @@ pub unsafe fn fetch(
     snapshot: pg_sys::Snapshot,
     slot: *mut pg_sys::TupleTableSlot,
 ) -> bool {
-    // SAFETY: as the caller says. The page is read while it is locked; of an item only what lies in the page is taken.
+    // SAFETY: as the caller says. The page is read while it is locked; of an item only what lies in
+    // the page is taken.
     unsafe {
         let (_, item) = place;
         let tuple = &raw mut (*slot.cast::<pg_sys::BufferHeapTupleTableSlot>())
@@ -175,9 +179,9 @@ const MAIN_FORK: pg_sys::ForkNumber::Type = pg_sys::ForkNumber::MAIN_FORKNUM;
 /// Under a guard, in a process that is attached to shared buffers, with a resource owner.
 unsafe fn pin(file: FileLocator, block: pg_sys::BlockNumber) -> Option<pg_sys::Buffer> {
     let mut tag = compat::buffer_tag(file, MAIN_FORK, block);
-    // SAFETY: as the caller says. The table of buffers is read under the lock of its partition, as in BufferAlloc
-    // of src/backend/storage/buffer/bufmgr.c, 15 to 18. Another block may be in the buffer by the time
-    // that it is pinned: ReadRecentBuffer compares.
+    // SAFETY: as the caller says. The table of buffers is read under the lock of its partition, as
+    // in BufferAlloc of src/backend/storage/buffer/bufmgr.c, 15 to 18. Another block may be in the
+    // buffer by the time that it is pinned: ReadRecentBuffer compares.
     unsafe {
         let hash = raw::BufTableHashCode(&raw mut tag);
         let partition = pg_sys::BUFFER_MAPPING_LWLOCK_OFFSET + hash % pg_sys::NUM_BUFFER_PARTITIONS;

@@ -1,9 +1,9 @@
 //! The replication slot that a process holds. Run by workers that call PostgreSQL's functions for
 //! slots and go on after an error.
 //!
-//! Example: `pg_create_logical_replication_slot` fails. PostgreSQL's sessions release the slot after
-//! every error; a transaction that rolls back does not. A worker would hold the unfinished slot:
-//! the view shows it, as active, until the worker ends. Then it is gone.
+//! Example: `pg_create_logical_replication_slot` fails. PostgreSQL's sessions release the slot
+//! after every error; a transaction that rolls back does not. A worker would hold the unfinished
+//! slot: the view shows it, as active, until the worker ends. Then it is gone.
 
 use pgrx::pg_sys;
 

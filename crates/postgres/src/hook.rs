@@ -30,8 +30,8 @@ pub struct Watch {
     pub begins: fn() -> Option<&'static Explanation>,
     /// Whether [`Watch::before`] is to be called for a utility statement. Raises nothing.
     pub wants: fn(Utility<'_>) -> bool,
-    /// A utility statement begins. Returns what [`Watch::after`] gets when it has succeeded; 0: it is
-    /// not called.
+    /// A utility statement begins. Returns what [`Watch::after`] gets when it has succeeded; 0: it
+    /// is not called.
     pub before: fn(Utility<'_>) -> u8,
     /// A utility statement has succeeded.
     pub after: fn(u8),

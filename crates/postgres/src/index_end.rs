@@ -1,8 +1,10 @@
-//! The end of a B-tree: a key that is greater than all that are in it is not there, alive or dead, and one look at its last page tells. Rows
-//! that come with growing keys, of a sequence or a clock, need no way down from the root to be found missing. Run by the appliers.
+//! The end of a B-tree: a key that is greater than all that are in it is not there, alive or dead,
+//! and one look at its last page tells. Rows that come with growing keys, of a sequence or a clock,
+//! need no way down from the root to be found missing. Run by the appliers.
 //!
-//! It is remembered in which buffer the last page was. Whether that page is in it, and is still the last one, is seen each time, with
-//! the page locked; so nothing has to be told when the index is split, vacuumed, truncated or rebuilt.
+//! It is remembered in which buffer the last page was. Whether that page is in it, and is still the
+//! last one, is seen each time, with the page locked; so nothing has to be told when the index is
+//! split, vacuumed, truncated or rebuilt.
 
 use std::mem::offset_of;
 
@@ -74,11 +76,13 @@ impl Default for IndexEnd {
 }
 
 impl IndexEnd {
-    /// Whether the key, which has a value for each column of the index, is known to be greater than all in it: then nothing is under it, as far as
-    /// a scan of this moment could tell. False also where it is not worth the look.
+    /// Whether the key, which has a value for each column of the index, is known to be greater than
+    /// all in it: then nothing is under it, as far as a scan of this moment could tell. False also
+    /// where it is not worth the look.
     ///
     /// # Safety
-    /// The index is open and locked; the values are of its columns' types. The current memory context lives as long as this.
+    /// The index is open and locked; the values are of its columns' types. The current memory
+    /// context lives as long as this.
     pub unsafe fn is_before(
         &mut self,
         index: pg_sys::Relation,
@@ -115,7 +119,8 @@ impl IndexEnd {
         keys: *const pg_sys::ScanKeyData,
         count: usize,
     ) -> bool {
-        // SAFETY: as the caller says; the key was made with as many places as the index has key columns.
+        // SAFETY: as the caller says; the key was made with as many places as the index has key
+        // columns.
         unsafe {
             if (*(*index).rd_rel).relam != pg_sys::BTREE_AM_OID
                 || usize::try_from((*(*index).rd_index).indnkeyatts) != Ok(count)
@@ -124,7 +129,8 @@ impl IndexEnd {
             }
             if self.key.is_null() {
                 self.key = raw::_bt_mkscankey(index, std::ptr::null_mut());
-                // Which it leaves to its caller. An entry that stands for several row versions is compared in an index that may have such alone.
+                // Which it leaves to its caller. An entry that stands for several row versions is
+                // compared in an index that may have such alone.
                 raw::_bt_metaversion(
                     index,
                     &raw mut (*self.key).has_heap_key_space,
@@ -176,7 +182,8 @@ impl IndexEnd {
         }
     }
 
-    /// Whether the key is greater than the last entry of this page; `None` where it is not the last page of the index, or empty.
+    /// Whether the key is greater than the last entry of this page; `None` where it is not the last
+    /// page of the index, or empty.
     ///
     /// # Safety
     /// As [`IndexEnd::look`]; the page is pinned and locked.

@@ -1,8 +1,9 @@
-//! Queries that a process runs again and again, for each table that comes: parsed and planned once. A plan costs more than
-//! the rows that it finds here.
+//! Queries that a process runs again and again, for each table that comes: parsed and planned once.
+//! A plan costs more than the rows that it finds here.
 //!
-//! Where something that a plan depends on has changed, PostgreSQL makes it anew. Each is made for any arguments at once: all of them look catalogs
-//! up by a key, and PostgreSQL's own choice would plan the first five times for the very arguments.
+//! Where something that a plan depends on has changed, PostgreSQL makes it anew. Each is made for
+//! any arguments at once: all of them look catalogs up by a key, and PostgreSQL's own choice would
+//! plan the first five times for the very arguments.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -17,8 +18,8 @@ use crate::encoding::Unpacked;
 use crate::error::PgError;
 use crate::{catalog, encoding, snapshot};
 
-/// Settings under which these queries are planned. Without statistics, as right after many tables were made, the planner would
-/// join whole catalogs by hash, for each table anew.
+/// Settings under which these queries are planned. Without statistics, as right after many tables
+/// were made, the planner would join whole catalogs by hash, for each table anew.
 const ONLY_LOOK_UPS: [(&str, &str); 4] = [
     ("enable_hashjoin", "off"),
     ("enable_mergejoin", "off"),
@@ -34,8 +35,8 @@ thread_local! {
     static PLANS: RefCell<HashMap<Query, NonNull<pg_sys::_SPI_plan>>> = RefCell::new(HashMap::new());
 }
 
-/// Run a query that only reads, and give its rows as text. It sees what is committed by now, and what this transaction's statements have written.
-/// In a transaction.
+/// Run a query that only reads, and give its rows as text. It sees what is committed by now, and
+/// what this transaction's statements have written. In a transaction.
 ///
 /// # Errors
 /// XX000 for what SPI refuses; PostgreSQL's own errors unwind.
@@ -43,7 +44,8 @@ pub fn rows(
     sql: &'static str,
     arguments: &[DatumWithOid<'_>],
 ) -> Result<Vec<Vec<Option<String>>>, PgError> {
-    // With the snapshot of the transaction, what others committed since it began would not be seen in some isolation levels.
+    // With the snapshot of the transaction, what others committed since it began would not be seen
+    // in some isolation levels.
     snapshot::latest(|| rows_in_snapshot(sql, arguments))
 }
 
@@ -61,11 +63,14 @@ pub fn rows_in_snapshot(
         mut values,
         nulls,
     } = Unpacked::new(&arguments);
-    // SAFETY: SPI_connect and SPI_finish enclose all use of SPI's memory; an error in between unwinds, and the abort cleans it up. The arrays have an entry for each argument and outlive the call; a plan that is kept lives as long as the process.
+    // SAFETY: SPI_connect and SPI_finish enclose all use of SPI's memory; an error in between
+    // unwinds, and the abort cleans it up. The arrays have an entry for each argument and outlive
+    // the call; a plan that is kept lives as long as the process.
     unsafe {
         pg_sys::SPI_connect();
         let plan = plan(sql, types)?;
-        // The first execution plans, and each one after something that the plan depends on has changed.
+        // The first execution plans, and each one after something that the plan depends on has
+        // changed.
         let code = catalog::with_settings::<_, PgError>(&ONLY_LOOK_UPS, || {
             Ok(pg_sys::SPI_execute_plan(
                 plan.as_ptr(),

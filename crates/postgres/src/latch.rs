@@ -1,4 +1,5 @@
-//! Waiting: on this process's latch, a socket, the postmaster and the clock, with interrupts served.
+//! Waiting: on this process's latch, a socket, the postmaster and the clock, with interrupts
+//! served.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -57,8 +58,9 @@ fn timeout_ms(timeout: Option<Duration>) -> i64 {
     })
 }
 
-/// Wait for `socket` (or only the latch, when it is negative), the latch or the time to pass. The process exits when the
-/// postmaster dies. Interrupts are processed, so this may raise a PostgreSQL error or end the process.
+/// Wait for `socket` (or only the latch, when it is negative), the latch or the time to pass. The
+/// process exits when the postmaster dies. Interrupts are processed, so this may raise a PostgreSQL
+/// error or end the process.
 pub(crate) fn wait_for_socket(socket: i32, interest: Interest, timeout: Option<Duration>) -> Woken {
     wait_for(socket, interest, timeout, None)
 }
@@ -94,11 +96,12 @@ fn wait_for(
     if socket >= 0 {
         events |= wanted;
     }
-    // SAFETY: MyLatch is this process's own latch and lives as long as the process; a socket that is not open is an error
-    // that PostgreSQL raises, not undefined behaviour.
+    // SAFETY: MyLatch is this process's own latch and lives as long as the process; a socket that
+    // is not open is an error that PostgreSQL raises, not undefined behaviour.
     let woken = wait::during(shown, |event| unsafe {
         let events = i32::try_from(events).unwrap_or(i32::MAX);
-        // For the latch alone PostgreSQL keeps what it waits with; for a socket it makes it anew each time.
+        // For the latch alone PostgreSQL keeps what it waits with; for a socket it makes it anew
+        // each time.
         let woken = if socket < 0 {
             pg_sys::WaitLatch(pg_sys::MyLatch, events, timeout_ms(timeout), event)
         } else {
@@ -150,7 +153,8 @@ impl SocketWait {
         }
     }
 
-    /// Wait until the socket can be read, the latch is set, or the time has passed. As `wait_for_socket`; shown as `what`.
+    /// Wait until the socket can be read, the latch is set, or the time has passed. As
+    /// `wait_for_socket`; shown as `what`.
     pub fn wait(&self, what: Wait, timeout: Duration) {
         let mut events = [pg_sys::WaitEvent::default(); 3];
         // SAFETY: the set is there, and there is room for all of its events.

@@ -1,5 +1,5 @@
-//! Layouts and numbers of PostgreSQL's that are written down by hand here, as the bindings lack them.
-//! The tests inside a server compare each with the headers of the server's major
+//! Layouts and numbers of PostgreSQL's that are written down by hand here, as the bindings lack
+//! them. The tests inside a server compare each with the headers of the server's major
 //! (`crates/inside/layout.c`).
 
 use crate::{compat, ffi, heap_page, index_end};

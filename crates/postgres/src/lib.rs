@@ -1,8 +1,10 @@
-//! The safe layer over PostgreSQL's C interfaces: memory, errors, catalogs, pages, processes and connections.
+//! The safe layer over PostgreSQL's C interfaces: memory, errors, catalogs, pages, processes and
+//! connections.
 //!
-//! Callers above use these modules instead of the bindings. Every process with the library runs this code.
-//! The crate must not know a table, a view or a setting of Braid's, nor who replicates what to whom.
-//! Differences between major versions are in `compat`, and functions that the bindings lack in `ffi`.
+//! Callers above use these modules instead of the bindings. Every process with the library runs
+//! this code. The crate must not know a table, a view or a setting of Braid's, nor who replicates
+//! what to whom. Differences between major versions are in `compat`, and functions that the
+//! bindings lack in `ffi`.
 
 #![allow(unsafe_code)]
 

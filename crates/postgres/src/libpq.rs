@@ -1,8 +1,9 @@
 //! Connections to other servers, over libpq with all of its TLS and authentication.
 //!
-//! Used by the SQL functions (to look at a provider), the leader (to receive) and the copy workers. Nothing here blocks
-//! in libpq: every wait is a latch wait, so that a worker stops at once when asked and notices the death of the postmaster.
-//! Connection strings never appear in an error: libpq's message about a malformed one quotes it, and is left out.
+//! Used by the SQL functions (to look at a provider), the leader (to receive) and the copy workers.
+//! Nothing here blocks in libpq: every wait is a latch wait, so that a worker stops at once when
+//! asked and notices the death of the postmaster. Connection strings never appear in an error:
+//! libpq's message about a malformed one quotes it, and is left out.
 
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, CString, c_char, c_int};
@@ -150,7 +151,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// SQLSTATE as the peer or the connection gives it; 08006 for a lost connection, 08P01 for a broken protocol.
+    /// SQLSTATE as the peer or the connection gives it; 08006 for a lost connection, 08P01 for a
+    /// broken protocol.
     #[must_use]
     pub fn sqlstate(&self) -> SqlState {
         match self {
@@ -243,7 +245,8 @@ impl std::ops::Deref for CopyMessage {
 
 impl Drop for CopyMessage {
     fn drop(&mut self) {
-        // SAFETY: allocated by libpq, freed once. No PostgreSQL code runs, so this is right while unwinding too.
+        // SAFETY: allocated by libpq, freed once. No PostgreSQL code runs, so this is right while
+        // unwinding too.
         unsafe { PQfreemem(self.bytes.cast()) }
     }
 }
@@ -266,8 +269,9 @@ pub enum Pending {
     Write,
 }
 
-/// What becomes of a connection whose peer should say something, and says nothing for as long as `wal_receiver_timeout`. That the
-/// network acknowledges is no sign of life: something between the two may, or a process that has been stopped.
+/// What becomes of a connection whose peer should say something, and says nothing for as long as
+/// `wal_receiver_timeout`. That the network acknowledges is no sign of life: something between the
+/// two may, or a process that has been stopped.
 #[derive(Debug)]
 enum Silence {
     /// It is waited for, until somebody cancels.
@@ -288,8 +292,8 @@ struct Backend {
 }
 
 impl Backend {
-    /// Whether it works on what it was asked, as far as can be told: one that is gone, idle, or waits for this side to read
-    /// has answered, and the answer will not come.
+    /// Whether it works on what it was asked, as far as can be told: one that is gone, idle, or
+    /// waits for this side to read has answered, and the answer will not come.
     fn is_at_work(&self) -> bool {
         let sql = format!(
             "select pg_catalog.pg_postmaster_start_time() operator(pg_catalog.=) {} and exists ( \
@@ -371,8 +375,9 @@ pub struct Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // SAFETY: `raw` came from PQconnectStartParams and is finished once. libpq neither raises PostgreSQL errors nor
-        // needs PostgreSQL's state, so the socket is closed while unwinding too.
+        // SAFETY: `raw` came from PQconnectStartParams and is finished once. libpq neither raises
+        // PostgreSQL errors nor needs PostgreSQL's state, so the socket is closed while unwinding
+        // too.
         unsafe { PQfinish(self.raw.as_ptr()) }
     }
 }
@@ -381,7 +386,8 @@ fn text(raw: *const c_char) -> Option<String> {
     if raw.is_null() {
         return None;
     }
-    // SAFETY: libpq gives NUL-terminated strings that live as long as the object that gave them; copied at once.
+    // SAFETY: libpq gives NUL-terminated strings that live as long as the object that gave them;
+    // copied at once.
     Some(
         unsafe { CStr::from_ptr(raw) }
             .to_string_lossy()
@@ -397,7 +403,8 @@ fn text(raw: *const c_char) -> Option<String> {
 pub fn check_connection_string(dsn: &str) -> Result<()> {
     let dsn = CString::new(dsn).map_err(|_| Error::MalformedConnectionString)?;
     let mut message = std::ptr::null_mut();
-    // SAFETY: `dsn` is NUL-terminated and outlives the call; the result and the message are freed by libpq.
+    // SAFETY: `dsn` is NUL-terminated and outlives the call; the result and the message are freed
+    // by libpq.
     unsafe {
         let options = PQconninfoParse(dsn.as_ptr(), &raw mut message);
         let unknown = unknown_option(&dsn.to_string_lossy(), text(message).as_deref());
@@ -412,8 +419,8 @@ pub fn check_connection_string(dsn: &str) -> Result<()> {
     Ok(())
 }
 
-/// The option that libpq does not know, by its message. Nothing where it may be a part of a password: a value that should have been quoted is read as
-/// options, too.
+/// The option that libpq does not know, by its message. Nothing where it may be a part of a
+/// password: a value that should have been quoted is read as options, too.
 fn unknown_option(dsn: &str, message: Option<&str>) -> Option<String> {
     let name = message?.split('"').nth(1)?;
     let is_word = !name.is_empty()
@@ -482,8 +489,9 @@ pub fn connection_settings(dsn: &str) -> Vec<(String, String)> {
 }
 
 impl Connection {
-    /// Connect to `dsn` under `application_name`. Sets what makes text forms independent of both servers' settings, and takes
-    /// off the limits that a role may have for sessions of people: a snapshot is held for as long as a copy takes.
+    /// Connect to `dsn` under `application_name`. Sets what makes text forms independent of both
+    /// servers' settings, and takes off the limits that a role may have for sessions of people: a
+    /// snapshot is held for as long as a copy takes.
     ///
     /// # Errors
     /// [`Error::MalformedConnectionString`], [`Error::Connection`].
@@ -512,7 +520,8 @@ impl Connection {
         Ok(connection)
     }
 
-    /// Starts to connect by SQL to the server at the other end of `live`, and does not wait. [`Connection::go_on_connecting`] goes on.
+    /// Starts to connect by SQL to the server at the other end of `live`, and does not wait.
+    /// [`Connection::go_on_connecting`] goes on.
     ///
     /// Looks no name up: the address is that of `live`.
     ///
@@ -554,7 +563,8 @@ impl Connection {
         Ok((connection, Pending::Write))
     }
 
-    /// Takes the next step of [`Connection::start_beside`] if the socket is ready for it. `None`: the connection is established.
+    /// Takes the next step of [`Connection::start_beside`] if the socket is ready for it. `None`:
+    /// the connection is established.
     ///
     /// # Errors
     /// [`Error::Connection`].
@@ -602,7 +612,8 @@ impl Connection {
         overriding: &[(&str, &str)],
     ) -> Result<Self> {
         check_connection_string(dsn)?;
-        // What the provider's database says of search_path counts for nobody here: it would choose the functions that are called.
+        // What the provider's database says of search_path counts for nobody here: it would choose
+        // the functions that are called.
         let own_options = "-c search_path=pg_catalog -c datestyle=ISO -c intervalstyle=postgres -c timezone=UTC -c extra_float_digits=3 \
                            -c lc_monetary=C -c bytea_output=hex -c statement_timeout=0 \
                            -c idle_in_transaction_session_timeout=0 -c idle_session_timeout=0 -c lock_timeout=0 \
@@ -614,8 +625,8 @@ impl Connection {
             _ => own_options.to_owned(),
         };
         let mut pairs = vec![
-            // A provider behind a network that has gone silent is noticed within a minute, unless the string says otherwise: what
-            // comes later overrides.
+            // A provider behind a network that has gone silent is noticed within a minute, unless
+            // the string says otherwise: what comes later overrides.
             ("keepalives_idle", "30"),
             ("keepalives_interval", "10"),
             ("keepalives_count", "3"),
@@ -647,12 +658,14 @@ impl Connection {
         })
     }
 
-    /// From now on a peer that says nothing for `wal_receiver_timeout` where it should answer is [`Error::Silent`].
+    /// From now on a peer that says nothing for `wal_receiver_timeout` where it should answer is
+    /// [`Error::Silent`].
     pub fn give_up_when_silent(&mut self) {
         self.silence = Silence::GivenUp;
     }
 
-    /// The same, except as long as the peer works on what it was asked, which another connection to `dsn` finds out.
+    /// The same, except as long as the peer works on what it was asked, which another connection to
+    /// `dsn` finds out.
     ///
     /// # Errors
     /// As [`Connection::query`].
@@ -756,8 +769,8 @@ impl Connection {
         }
     }
 
-    /// Wait for the socket, this process's latch or the time to pass. The latch is reset when it was set, and interrupts
-    /// are processed.
+    /// Wait for the socket, this process's latch or the time to pass. The latch is reset when it
+    /// was set, and interrupts are processed.
     pub fn wait(&self, interest: Interest, timeout: Option<Duration>) -> Woken {
         let socket = PQsocket(self.live());
         crate::latch::wait_for_socket(socket, interest, timeout)
@@ -786,7 +799,8 @@ impl Connection {
         value.as_deref() == Some("on")
     }
 
-    /// Whether the peer asked for a password. One that did not let this server's operating system user in, or anybody.
+    /// Whether the peer asked for a password. One that did not let this server's operating system
+    /// user in, or anybody.
     #[must_use]
     pub fn used_password(&self) -> bool {
         PQconnectionUsedPassword(self.live()) != 0
@@ -843,7 +857,8 @@ impl Connection {
         self.finish_query()
     }
 
-    /// Send SQL whose rows [`Connection::finish_query`] collects; nothing else may be asked before that.
+    /// Send SQL whose rows [`Connection::finish_query`] collects; nothing else may be asked before
+    /// that.
     ///
     /// # Errors
     /// [`Error::Connection`].
@@ -888,7 +903,8 @@ impl Connection {
         }
     }
 
-    /// Takes in what has come of the rows of what was sent, and does not wait. True once that is all.
+    /// Takes in what has come of the rows of what was sent, and does not wait. True once that is
+    /// all.
     ///
     /// # Errors
     /// As [`Connection::query`]. The connection is of no use then.
@@ -920,11 +936,13 @@ impl Connection {
         }
     }
 
-    /// Runs one statement with parameters in text form, and collects its rows in binary form. After [`Error::Server`] the connection may
-    /// be used again, if it is open. After any other error it is of no use: an answer may still come.
+    /// Runs one statement with parameters in text form, and collects its rows in binary form. After
+    /// [`Error::Server`] the connection may be used again, if it is open. After any other error it
+    /// is of no use: an answer may still come.
     ///
     /// # Errors
-    /// [`Error::Server`] with the peer's words, [`Error::Connection`], [`Error::Timeout`] past `deadline`.
+    /// [`Error::Server`] with the peer's words, [`Error::Connection`], [`Error::Timeout`] past
+    /// `deadline`.
     pub fn ask(
         &mut self,
         sql: &CStr,
@@ -934,8 +952,8 @@ impl Connection {
     ) -> Result<Cells> {
         let values: Vec<*const c_char> = parameters.iter().map(|value| value.as_ptr()).collect();
         let count = c_int::try_from(values.len()).map_err(|_| Error::Unexpected("a query"))?;
-        // SAFETY: `raw` is live; the strings are NUL-terminated and copied by libpq. No types: the peer infers them. No lengths and
-        // formats: all is text. The result is to be binary.
+        // SAFETY: `raw` is live; the strings are NUL-terminated and copied by libpq. No types: the
+        // peer infers them. No lengths and formats: all is text. The result is to be binary.
         let sent = unsafe {
             PQsendQueryParams(
                 self.raw.as_ptr(),

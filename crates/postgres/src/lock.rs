@@ -10,9 +10,10 @@ use crate::plain;
 /// The extension that transactions of this process lock first.
 static FIRST: OnceLock<&CStr> = OnceLock::new();
 
-/// From now on each [`crate::error::transaction`] of this process begins with a lock of an extension
-/// in `AccessShare`. DROP EXTENSION locks that in `AccessExclusive`, and then its tables one by one:
-/// a transaction that had some of them, and wanted another one, would end in a deadlock with it.
+/// From now on each [`crate::error::transaction`] of this process begins with a lock of an
+/// extension in `AccessShare`. DROP EXTENSION locks that in `AccessExclusive`, and then its tables
+/// one by one: a transaction that had some of them, and wanted another one, would end in a deadlock
+/// with it.
 pub fn extension_first(name: &'static CStr) {
     // Another one would be as good.
     let _ = FIRST.set(name);

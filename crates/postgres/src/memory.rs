@@ -52,14 +52,15 @@ pub fn with_current<T>(work: impl for<'c> FnOnce(Callers<'c>) -> T) -> T {
     })
 }
 
-/// Runs `work`; afterwards the caller's memory context is the current one again. If `work` unwinds, whoever
-/// catches the error sets the current context.
+/// Runs `work`; afterwards the caller's memory context is the current one again. If `work` unwinds,
+/// whoever catches the error sets the current context.
 pub fn keep_current<T>(work: impl FnOnce() -> T) -> T {
     // The caller allocates in this context, so it is there, and outlives the call.
     Context(plain::CurrentMemoryContext()).run(work)
 }
 
-/// ALLOCSET_DEFAULT_INITSIZE and ALLOCSET_DEFAULT_MAXSIZE of src/include/utils/memutils.h, 15 to 18.
+/// ALLOCSET_DEFAULT_INITSIZE and ALLOCSET_DEFAULT_MAXSIZE of src/include/utils/memutils.h, 15 to
+/// 18.
 const INITIAL_SIZE: usize = 8 * 1024;
 const LARGEST_BLOCK: usize = 8 * 1024 * 1024;
 
@@ -133,7 +134,8 @@ impl Context {
 
     /// Makes this the current context.
     pub fn enter(self) {
-        // SAFETY: the context lives until it is deleted, and who deletes it says that it is not used any more.
+        // SAFETY: the context lives until it is deleted, and who deletes it says that it is not
+        // used any more.
         unsafe { pg_sys::MemoryContextSwitchTo(self.0) };
     }
 
@@ -162,14 +164,16 @@ impl Context {
     /// Frees it.
     ///
     /// # Safety
-    /// Nothing in it is used any more, it is not the current context, and no copy of this value is used any more.
+    /// Nothing in it is used any more, it is not the current context, and no copy of this value is
+    /// used any more.
     pub unsafe fn delete(self) {
         // SAFETY: the caller says so.
         unsafe { pg_sys::MemoryContextDelete(self.0) };
     }
 }
 
-/// A memory context that is emptied before each use. If the process unwinds it stays until the process ends.
+/// A memory context that is emptied before each use. If the process unwinds it stays until the
+/// process ends.
 #[derive(Debug)]
 pub struct Scratch(Context);
 
@@ -203,7 +207,8 @@ impl Scratch {
 
     /// Runs `work` with this memory. A value that `work` returns must not refer to it.
     pub fn run<T>(&mut self, work: impl FnOnce() -> T) -> T {
-        // SAFETY: what the last piece of work has left is not used any more, as its value does not refer to it.
+        // SAFETY: what the last piece of work has left is not used any more, as its value does not
+        // refer to it.
         unsafe { self.0.reset() };
         self.0.run(work)
     }

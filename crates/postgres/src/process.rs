@@ -32,8 +32,9 @@ pub fn cancel_query() {
 /// Wake the process whose latch lies at `address`; 0 does nothing.
 pub fn set_latch(address: usize) {
     if address != 0 {
-        // SAFETY: latches lie in PGPROC, which PostgreSQL never frees or moves while the server runs, at the same address in
-        // every process. One that was handed on to another process only gets a needless wake-up.
+        // SAFETY: latches lie in PGPROC, which PostgreSQL never frees or moves while the server
+        // runs, at the same address in every process. One that was handed on to another process
+        // only gets a needless wake-up.
         unsafe { pg_sys::SetLatch(std::ptr::with_exposed_provenance_mut(address)) };
     }
 }
@@ -57,12 +58,13 @@ pub fn blocking_pids(pid: i32) -> Vec<i32> {
     .unwrap_or_default()
 }
 
-/// Runs `action` as this process ends, before it lets go of shared memory. The action that was given last runs first.
+/// Runs `action` as this process ends, before it lets go of shared memory. The action that was
+/// given last runs first.
 pub fn before_exit(action: impl Fn() + 'static) {
     let action: Box<Box<dyn Fn()>> = Box::new(Box::new(action));
     let address = std::ptr::from_ref(Box::leak(action)).expose_provenance();
-    // SAFETY: the callback belongs to this library, which is never unloaded; it takes the address of a closure that lives as
-    // long as the process.
+    // SAFETY: the callback belongs to this library, which is never unloaded; it takes the address
+    // of a closure that lives as long as the process.
     unsafe { pg_sys::before_shmem_exit(Some(at_exit), pg_sys::Datum::from(address)) };
 }
 

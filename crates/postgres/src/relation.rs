@@ -346,8 +346,8 @@ impl<'a> RelationRef<'a> {
         !self.data().trigdesc.is_null()
     }
 
-    /// Deletes the row at a place, which nobody else can change, if this transaction sees one there.
-    /// Returns whether it did. In a transaction.
+    /// Deletes the row at a place, which nobody else can change, if this transaction sees one
+    /// there. Returns whether it did. In a transaction.
     pub fn delete_at(self, mut place: pg_sys::ItemPointerData) -> bool {
         if !self.is_heap() || !self.with_slot(|slot| slot.fetch(self, place, Visible::ToItself)) {
             return false;
@@ -357,8 +357,8 @@ impl<'a> RelationRef<'a> {
         true
     }
 
-    /// Runs `work` with a slot for rows of the relation. The slot is dropped behind it, and must not
-    /// be kept. In a transaction.
+    /// Runs `work` with a slot for rows of the relation. The slot is dropped behind it, and must
+    /// not be kept. In a transaction.
     pub fn with_slot<T>(self, work: impl FnOnce(&Slot) -> T) -> T {
         // SAFETY: dropped here, in the current memory context of now.
         let slot = unsafe { Slot::of(self) };
@@ -532,8 +532,8 @@ frees! {
 }
 
 /// Empties tables, which are locked against everybody, as TRUNCATE does. In a transaction.
-/// `restart_identity` has their sequences start anew, and `as_owner` has triggers run as each table's
-/// owner, where PostgreSQL can.
+/// `restart_identity` has their sequences start anew, and `as_owner` has triggers run as each
+/// table's owner, where PostgreSQL can.
 pub fn truncate(tables: &[&Relation], restart_identity: bool, as_owner: bool) {
     memory::in_top_transaction(|| {
         let none = std::ptr::null_mut();

@@ -193,8 +193,8 @@ fn misplaced() -> PgError {
 /// is stored, or with none (`Some(None)`); settings for a database are those for this one.
 ///
 /// # Errors
-/// 42601 for another number of statements; 08P01 for a statement that takes no password. Raises what
-/// the statement raises.
+/// 42601 for another number of statements; 08P01 for a statement that takes no password. Raises
+/// what the statement raises.
 pub fn run(text: &str, password: Option<Option<&str>>) -> Result<(), PgError> {
     let (planned, text) = top_level::planned(text)?;
     // SAFETY: a tree of its own, in the current context, of which nobody has a view.

@@ -9,8 +9,8 @@ use crate::relation::RelationRef;
 use crate::slot::Slot;
 use crate::snapshot;
 
-/// A scan of a table, which puts its rows into a slot. It ends when dropped. If the process unwinds,
-/// the rollback ends it.
+/// A scan of a table, which puts its rows into a slot. It ends when dropped. If the process
+/// unwinds, the rollback ends it.
 #[derive(Debug)]
 pub struct SequentialScan<'a> {
     relation: RelationRef<'a>,

@@ -13,7 +13,8 @@ pub fn get() -> u16 {
     compat::session_origin()
 }
 
-/// Returns the name of an origin, in UTF-8; `None` if the catalog does not have it. In a transaction.
+/// Returns the name of an origin, in UTF-8; `None` if the catalog does not have it. In a
+/// transaction.
 #[must_use]
 pub fn name_of(origin: u16) -> Option<String> {
     let mut name = std::ptr::null_mut();
@@ -27,7 +28,8 @@ pub fn name_of(origin: u16) -> Option<String> {
 /// Sets the origin of what this process writes from now on. Its position moves only if the origin
 /// is set up for this process.
 pub fn set(origin: u16) {
-    // PostgreSQL looks an origin up by this number when a commit moves it, and ignores one that is not set up for the process.
+    // PostgreSQL looks an origin up by this number when a commit moves it, and ignores one that is
+    // not set up for the process.
     compat::set_session_origin(origin);
 }
 

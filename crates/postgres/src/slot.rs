@@ -205,8 +205,8 @@ impl Slot {
         Some(self.cell(column)?.copy().datum())
     }
 
-    /// Whether a column, from 0, has just this value, or is null where none is given: the same bytes,
-    /// not only an equal one. Values of another type are others.
+    /// Whether a column, from 0, has just this value, or is null where none is given: the same
+    /// bytes, not only an equal one. Values of another type are others.
     #[must_use]
     pub fn has(&self, column: usize, value: Option<Value<'_>>) -> bool {
         column < self.descriptor().len()
@@ -483,8 +483,8 @@ impl Tuple {
     /// Puts it into a slot.
     ///
     /// # Safety
-    /// The slot has the shape of the tuple's. The tuple is there until the slot is emptied or filled
-    /// again.
+    /// The slot has the shape of the tuple's. The tuple is there until the slot is emptied or
+    /// filled again.
     pub unsafe fn store(&self, slot: &Slot) {
         // SAFETY: the caller says so; the slot does not free the tuple.
         unsafe { pg_sys::ExecForceStoreHeapTuple(self.0.as_ptr(), slot.as_ptr(), false) };

@@ -60,8 +60,8 @@ pub fn pop() {
     }
 }
 
-/// Shows what the transaction has written so far to what follows in it, the active snapshot too. In a
-/// transaction that has one.
+/// Shows what the transaction has written so far to what follows in it, the active snapshot too. In
+/// a transaction that has one.
 pub fn show_own() {
     // SAFETY: in a transaction with an active snapshot of its own.
     unsafe {

@@ -1,13 +1,15 @@
-//! Where the leader keeps what a transaction has sent so far, until it commits, and the collector of deletions what a large one has
-//! deleted: a temporary file of this server's.
+//! Where the leader keeps what a transaction has sent so far, until it commits, and the collector
+//! of deletions what a large one has deleted: a temporary file of this server's.
 //!
-//! PostgreSQL's own temporary files count against `temp_file_limit`, lie in the default tablespace, and go
-//! with the process, or when the server starts again. Nothing in them is needed then: the provider sends all of a transaction again
-//! that is not confirmed. Another process of this server may read what was handed to the file ([`Spool::path`], [`Frames`]).
+//! PostgreSQL's own temporary files count against `temp_file_limit`, lie in the default tablespace,
+//! and go with the process, or when the server starts again. Nothing in them is needed then: the
+//! provider sends all of a transaction again that is not confirmed. Another process of this server
+//! may read what was handed to the file ([`Spool::path`], [`Frames`]).
 //!
-//! A rolled back subtransaction takes with it whatever came since its first change: it was in hand all that time, or a
-//! subtransaction of its own that goes with it. So a place to go back to is all that is kept of it. Where another process reads the file, nothing
-//! is taken back: marks say where a subtransaction begins and that one is rolled back, and what does not count is passed over.
+//! A rolled back subtransaction takes with it whatever came since its first change: it was in hand
+//! all that time, or a subtransaction of its own that goes with it. So a place to go back to is all
+//! that is kept of it. Where another process reads the file, nothing is taken back: marks say where
+//! a subtransaction begins and that one is rolled back, and what does not count is passed over.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -75,7 +77,8 @@ impl Spool {
         }
     }
 
-    /// Where the file is, for other processes of this server. From here on nothing that was handed to it changes.
+    /// Where the file is, for other processes of this server. From here on nothing that was handed
+    /// to it changes.
     pub fn path(&mut self) -> String {
         self.is_shared = true;
         self.file.path()
@@ -159,7 +162,8 @@ impl Spool {
         Ok(self.handed)
     }
 
-    /// Forget what came since the first change of a subtransaction. How many changes are left, if there was any.
+    /// Forget what came since the first change of a subtransaction. How many changes are left, if
+    /// there was any.
     pub fn roll_back(&mut self, xid: u32) -> Option<u32> {
         let index = *self.known.get(&xid)?;
         let place = self.subtransactions.get(index)?.place;
@@ -273,7 +277,8 @@ impl Frames {
         self.at - (self.chunk.len() - self.taken) as u64
     }
 
-    /// The next records that were written at once; `None` where there are none before `end`, up to which the file was handed over.
+    /// The next records that were written at once; `None` where there are none before `end`, up to
+    /// which the file was handed over.
     ///
     /// # Errors
     /// A class of [`SqlState::of_io`] if the file can't be read; 58030 if it ends before `end`.

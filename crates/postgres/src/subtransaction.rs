@@ -1,4 +1,5 @@
-//! A part of the transaction in hand that can be undone by itself, as PL/pgSQL runs a block with exceptions.
+//! A part of the transaction in hand that can be undone by itself, as PL/pgSQL runs a block with
+//! exceptions.
 
 use pgrx::pg_sys;
 
@@ -35,7 +36,8 @@ impl Subtransaction {
 
     /// End it; `keep` what it wrote, or undo it.
     pub fn end(self, keep: bool) {
-        // SAFETY: it is ended once, whatever was opened in it; the caller's memory context and resource owner are put back.
+        // SAFETY: it is ended once, whatever was opened in it; the caller's memory context and
+        // resource owner are put back.
         unsafe {
             pg_sys::MemoryContextSwitchTo(self.context);
             if keep {
@@ -49,7 +51,8 @@ impl Subtransaction {
     }
 }
 
-/// Do something in one. It says, beside what it gives, whether what it wrote stays; after an error it does not.
+/// Do something in one. It says, beside what it gives, whether what it wrote stays; after an error
+/// it does not.
 ///
 /// # Errors
 /// Its own.

@@ -83,8 +83,8 @@ impl FoundByOid for pg_sys::FormData_pg_collation {}
 impl FoundByOid for pg_sys::FormData_pg_constraint {}
 impl CatalogForm for pg_sys::FormData_pg_attribute {}
 
-/// A row of a catalog, held in the cache until this is dropped. If the process unwinds, the rollback
-/// lets go of it.
+/// A row of a catalog, held in the cache until this is dropped. If the process unwinds, the
+/// rollback lets go of it.
 #[derive(Debug)]
 pub struct CatalogRow<T: CatalogForm> {
     tuple: NonNull<pg_sys::HeapTupleData>,

@@ -1,5 +1,5 @@
-//! Rows of a small table or catalog, read as they are stored: without SPI, so by anybody, also while WAL is decoded or a transaction is
-//! about to end.
+//! Rows of a small table or catalog, read as they are stored: without SPI, so by anybody, also
+//! while WAL is decoded or a transaction is about to end.
 
 use std::ffi::{CStr, CString};
 use std::ops::ControlFlow;
@@ -240,7 +240,8 @@ impl<const N: usize> Row<'_, N> {
         Some(unsafe { Value::new(self.stored.shape.get(column)?, value) })
     }
 
-    /// The name in a column, from 0, in the server's encoding; `None` for null, and for another type.
+    /// The name in a column, from 0, in the server's encoding; `None` for null, and for another
+    /// type.
     #[must_use]
     pub fn name(&self, column: usize) -> Option<&CStr> {
         let value = self.of_type(column, pg_sys::NAMEOID)?;
@@ -304,7 +305,8 @@ fn unsuited(problem: &str) -> PgError {
     PgError::new(SqlState::InternalError, problem)
 }
 
-/// Look at the rows of a table, or at those that an index finds, until told to stop. In a transaction.
+/// Look at the rows of a table, or at those that an index finds, until told to stop. In a
+/// transaction.
 ///
 /// Raises XX000 if the table does not have `N` columns, dropped ones included.
 pub fn each<const N: usize>(
@@ -342,7 +344,8 @@ pub fn find<const N: usize>(
     });
 }
 
-/// Whether a table has a row, or the index finds one. The index may be invalid if `by` is empty. In a transaction.
+/// Whether a table has a row, or the index finds one. The index may be invalid if `by` is empty. In
+/// a transaction.
 ///
 /// Raises as [`find`].
 #[must_use]
@@ -370,8 +373,8 @@ fn scan(
     if !by.iter().all(|is| is.fits(shape)) {
         unsuited("a column of a table has another type than this version expects").raise();
     }
-    // SAFETY: the scan ends before the table is closed; each tuple is read before the next one. PostgreSQL copies the keys,
-    // whose values are of the columns' types.
+    // SAFETY: the scan ends before the table is closed; each tuple is read before the next one.
+    // PostgreSQL copies the keys, whose values are of the columns' types.
     unsafe {
         let latest = match sees {
             Sees::Committed => pg_sys::RegisterSnapshot(snapshot::of_now()),
@@ -532,8 +535,9 @@ pub fn insert<'a, const N: usize>(table: pg_sys::Oid, rows: impl Iterator<Item =
 pub fn insert_undecoded<const N: usize>(table: pg_sys::Oid, row: [Cell<'_>; N]) {
     let relation = open(table, LockMode::RowExclusive);
     let raw = relation.as_ptr();
-    // SAFETY: the tuple is made for the table's descriptor; indexes are open while they are written to, and a
-    // slot holds the tuple meanwhile, as in CatalogTupleInsert (src/backend/catalog/indexing.c, 15 to 18).
+    // SAFETY: the tuple is made for the table's descriptor; indexes are open while they are written
+    // to, and a slot holds the tuple meanwhile, as in CatalogTupleInsert
+    // (src/backend/catalog/indexing.c, 15 to 18).
     unsafe {
         let tuple = form(relation.view(), row);
         pg_sys::heap_insert(

@@ -66,8 +66,8 @@ pub fn define(setting: &TextSetting, place: &'static Place) {
     }
 }
 
-/// What a hook of a setting does: asks `check` for a value that is not empty. A parallel worker takes
-/// over what its leader was allowed.
+/// What a hook of a setting does: asks `check` for a value that is not empty. A parallel worker
+/// takes over what its leader was allowed.
 ///
 /// # Safety
 /// As PostgreSQL calls the hook.

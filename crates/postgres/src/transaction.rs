@@ -154,8 +154,8 @@ pub fn go_on_in_next() {
 }
 
 /// Commits the transaction in hand, whose active snapshot is the only one. Returns where its record
-/// ends in local WAL; 0 if it has written nothing. The current memory context is that of the process
-/// then.
+/// ends in local WAL; 0 if it has written nothing. The current memory context is that of the
+/// process then.
 pub fn commit() -> u64 {
     plain::set_XactLastCommitEnd(0);
     snapshot::pop();

@@ -74,16 +74,16 @@ impl CachedType {
         Some(low(order).cast_signed().cmp(&0))
     }
 
-    /// Whether two values of the type are equal; `None` if its equality was not found, or not looked
-    /// up.
+    /// Whether two values of the type are equal; `None` if its equality was not found, or not
+    /// looked up.
     #[must_use]
     pub fn equals(self, collation: pg_sys::Oid, one: Value<'_>, other: Value<'_>) -> Option<bool> {
         let is_equal = self.call(Function::Equality, collation, one, Some(other))?;
         Some(is_equal.value() & 0xFF != 0)
     }
 
-    /// The extended hash of a value of the type, with seed 0, which makes it the plain hash; `None` if
-    /// its hash function was not found, or not looked up.
+    /// The extended hash of a value of the type, with seed 0, which makes it the plain hash; `None`
+    /// if its hash function was not found, or not looked up.
     #[must_use]
     pub fn hash(self, collation: pg_sys::Oid, value: Value<'_>) -> Option<u64> {
         let hash = self.call(Function::Hash, collation, value, None)?;

@@ -1,5 +1,5 @@
-//! The functions with which a type's values are read and written: looked up once, and called often. Run
-//! by processes that convert values, in a transaction.
+//! The functions with which a type's values are read and written: looked up once, and called often.
+//! Run by processes that convert values, in a transaction.
 //!
 //! Results are in the current memory context, which only unsafe functions reset.
 
@@ -19,8 +19,8 @@ struct Function(pg_sys::FmgrInfo);
 impl Function {
     fn new(function: pg_sys::Oid, memory: Context) -> Self {
         let mut found = pg_sys::FmgrInfo::default();
-        // SAFETY: fills in the place; a function that is gone is an error. The context is there until
-        // somebody deletes it who says that it is not used any more.
+        // SAFETY: fills in the place; a function that is gone is an error. The context is there
+        // until somebody deletes it who says that it is not used any more.
         unsafe { pg_sys::fmgr_info_cxt(function, &raw mut found, memory.as_ptr()) };
         Self(found)
     }
@@ -55,7 +55,8 @@ impl Input {
         }
     }
 
-    /// The value with this text, in the server's encoding. PostgreSQL raises an error if there is none.
+    /// The value with this text, in the server's encoding. PostgreSQL raises an error if there is
+    /// none.
     #[inline]
     #[must_use]
     pub fn read(&mut self, text: &CStr) -> Value<'static> {
@@ -122,8 +123,8 @@ pub struct Receive {
 }
 
 impl Receive {
-    /// Looks it up; `None` if there is no such type, or it has no such function. What it keeps is in
-    /// `memory`.
+    /// Looks it up; `None` if there is no such type, or it has no such function. What it keeps is
+    /// in `memory`.
     #[must_use]
     pub fn find(of: pg_sys::Oid, memory: Context) -> Option<Self> {
         let (function, element) = {
@@ -150,8 +151,8 @@ impl Receive {
         self.parameter
     }
 
-    /// The value with this binary form, in the client's encoding; `None` if something is left of the
-    /// bytes. PostgreSQL raises an error if they have no value.
+    /// The value with this binary form, in the client's encoding; `None` if something is left of
+    /// the bytes. PostgreSQL raises an error if they have no value.
     #[must_use]
     pub fn read(&mut self, modifier: i32, bytes: &[u8]) -> Option<Value<'static>> {
         let len = i32::try_from(bytes.len())

@@ -171,7 +171,8 @@ impl<'a> Value<'a> {
             return None;
         }
         let start = self.datum.cast_mut_ptr::<u8>().cast_const();
-        // SAFETY: the value is one of its type, whose length says where it ends, and there for `'a`.
+        // SAFETY: the value is one of its type, whose length says where it ends, and there for
+        // `'a`.
         unsafe {
             let length = match length {
                 -1 => pgrx::varsize_any(start.cast()),

@@ -1,7 +1,8 @@
-//! What leaders and appliers wait for, under names of our own: in pg_stat_activity from PostgreSQL 17 on, in braid.apply_workers
-//! everywhere.
+//! What leaders and appliers wait for, under names of our own: in pg_stat_activity from PostgreSQL
+//! 17 on, in braid.apply_workers everywhere.
 //!
-//! A process says once where its waits are to be shown (`show_in`); each wait then costs two stores.
+//! A process says once where its waits are to be shown (`show_in`); each wait then costs two
+//! stores.
 
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
@@ -117,8 +118,8 @@ fn shown() -> Option<&'static AtomicU32> {
     (!place.is_null()).then(|| unsafe { &*place })
 }
 
-/// Show `wait`, if it has a name, while `sleep` runs, which is given PostgreSQL's number for it. When that raises an error the process
-/// shows it until its next wait, or its end.
+/// Show `wait`, if it has a name, while `sleep` runs, which is given PostgreSQL's number for it.
+/// When that raises an error the process shows it until its next wait, or its end.
 pub(crate) fn during<T>(wait: Option<Wait>, sleep: impl FnOnce(u32) -> T) -> T {
     let Some(wait) = wait else {
         return sleep(pgrx::pg_sys::PG_WAIT_EXTENSION);

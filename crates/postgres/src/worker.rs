@@ -161,7 +161,8 @@ impl Handle {
     #[must_use]
     pub fn status(&self) -> Status {
         let mut pid = 0;
-        // SAFETY: the handle came from RegisterDynamicBackgroundWorker and lives in TopMemoryContext.
+        // SAFETY: the handle came from RegisterDynamicBackgroundWorker and lives in
+        // TopMemoryContext.
         match unsafe { pg_sys::GetBackgroundWorkerPid(self.raw, &raw mut pid) } {
             pg_sys::BgwHandleStatus::BGWH_STARTED => Status::Running(pid),
             pg_sys::BgwHandleStatus::BGWH_NOT_YET_STARTED => Status::NotYet,
@@ -224,7 +225,8 @@ pub fn calm(error: &mut pg_sys::ErrorData) {
     }
 }
 
-/// What every worker does first: handlers for SIGTERM (end at the next interrupt check) and SIGHUP (read the settings again).
+/// What every worker does first: handlers for SIGTERM (end at the next interrupt check) and SIGHUP
+/// (read the settings again).
 pub fn initialize() {
     IS_WORKER.store(true, Ordering::Relaxed);
     // SAFETY: called once at the start of a worker's main function, before signals are unblocked.
@@ -234,9 +236,10 @@ pub fn initialize() {
     }
 }
 
-/// Connect this worker to a database as the bootstrap superuser, with nothing but pg_catalog in its search_path, whatever the database says: who
-/// owns it could have functions and operators of his own called with these rights. Its commits wait for this server's disk, and for no standby:
-/// that may be a subscription at a node which waits for what this worker does.
+/// Connect this worker to a database as the bootstrap superuser, with nothing but pg_catalog in its
+/// search_path, whatever the database says: who owns it could have functions and operators of his
+/// own called with these rights. Its commits wait for this server's disk, and for no standby: that
+/// may be a subscription at a node which waits for what this worker does.
 pub fn connect(database: u32) {
     begin_connection(pg_sys::Oid::from(database));
     for (name, value) in [
@@ -286,7 +289,8 @@ fn entry() -> Option<&'static pg_sys::BackgroundWorker> {
 
 /// Read the configuration files again if SIGHUP came. True when they were read.
 pub fn reload_settings() -> bool {
-    // SAFETY: process-local flag set by the signal handler; ProcessConfigFile is what PostgreSQL's own workers call here.
+    // SAFETY: process-local flag set by the signal handler; ProcessConfigFile is what PostgreSQL's
+    // own workers call here.
     unsafe {
         let pending = std::ptr::read_volatile(&raw const pg_sys::ConfigReloadPending) != 0;
         if pending {

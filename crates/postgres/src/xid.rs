@@ -55,8 +55,8 @@ pub fn parts_of_prepared(full: u64) -> Vec<u64> {
 #[must_use]
 pub fn committed_parts() -> Vec<pg_sys::TransactionId> {
     let mut parts = std::ptr::null_mut();
-    // SAFETY: an array in the transaction's memory, or null where there are none, which is copied at
-    // once.
+    // SAFETY: an array in the transaction's memory, or null where there are none, which is copied
+    // at once.
     unsafe {
         let count = pg_sys::xactGetCommittedChildren(&raw mut parts);
         match usize::try_from(count) {
@@ -68,8 +68,8 @@ pub fn committed_parts() -> Vec<pg_sys::TransactionId> {
     }
 }
 
-/// The commit timestamp (TimestampTz) and origin that PostgreSQL has of a transaction. `None` if it has
-/// forgotten them, or never had them.
+/// The commit timestamp (TimestampTz) and origin that PostgreSQL has of a transaction. `None` if it
+/// has forgotten them, or never had them.
 #[must_use]
 pub fn still_known(xid: pg_sys::TransactionId) -> Option<(i64, ReplOriginId)> {
     let (mut timestamp, mut origin) = (0, 0);

@@ -1,26 +1,32 @@
-//! Transactions that are put aside because something that they depend on is not committed yet. Run by the appliers, where commits may
-//! overtake each other.
+//! Transactions that are put aside because something that they depend on is not committed yet. Run
+//! by the appliers, where commits may overtake each other.
 //!
-//! Whoever has claimed a transaction and finds that it can't be applied yet hangs it on one of those that are missing, and takes another.
-//! Whoever commits that one takes off all that hang on it: each is hung on the next that is missing, or is *ready* when none is, and then
-//! anybody may take it, before anything new. So a transaction that is put aside is in one place at any time: in the hands of an
-//! applier, on the list of one that is not committed, or ready.
+//! Whoever has claimed a transaction and finds that it can't be applied yet hangs it on one of
+//! those that are missing, and takes another. Whoever commits that one takes off all that hang on
+//! it: each is hung on the next that is missing, or is *ready* when none is, and then anybody may
+//! take it, before anything new. So a transaction that is put aside is in one place at any time: in
+//! the hands of an applier, on the list of one that is not committed, or ready.
 //!
-//! The word of a list says whose it is, who was hung on it last, and whether it is closed. It is closed by the commit of its transaction,
-//! with one exchange that takes the list as well, before that transaction is marked as done: what was hung on it until then is found by
-//! the one who commits, and nothing can be hung on it any more. A list is never taken apart in another way, so that its links stay true.
-//! A place that is used again has another number in its word, so what belongs to an earlier transaction is never taken for a later one's.
+//! The word of a list says whose it is, who was hung on it last, and whether it is closed. It is
+//! closed by the commit of its transaction, with one exchange that takes the list as well, before
+//! that transaction is marked as done: what was hung on it until then is found by the one who
+//! commits, and nothing can be hung on it any more. A list is never taken apart in another way, so
+//! that its links stay true. A place that is used again has another number in its word, so what
+//! belongs to an earlier transaction is never taken for a later one's.
 //!
-//! This module knows nothing of how things lie in shared memory, so that loom can check it (`tests/loom.rs`).
+//! This module knows nothing of how things lie in shared memory, so that loom can check it
+//! (`tests/loom.rs`).
 
 use crate::sync::{AtomicU64, Ordering};
 use crate::wake::Padded;
 
-/// Single transactions that one can depend on when commits may overtake each other: as many as a descriptor's second cache line has
-/// room for. More than that are few, and stand for all before the last of them.
+/// Single transactions that one can depend on when commits may overtake each other: as many as a
+/// descriptor's second cache line has room for. More than that are few, and stand for all before
+/// the last of them.
 pub const EDGES: usize = 6;
 
-/// The lower bits of a list's word: how far behind its transaction the one is that was hung on it last; 0 for none.
+/// The lower bits of a list's word: how far behind its transaction the one is that was hung on it
+/// last; 0 for none.
 const OFFSET_BITS: u32 = 21;
 /// The list is closed: its transaction is committed.
 const CLOSED: u64 = (1 << OFFSET_BITS) - 1;
@@ -43,13 +49,15 @@ fn last(word: u64) -> u64 {
     }
 }
 
-/// What all transactions in flight have for this, by number. A place is used again by the transaction that is as many further on as there are places.
+/// What all transactions in flight have for this, by number. A place is used again by the
+/// transaction that is as many further on as there are places.
 pub trait Places {
     /// The list of those that wait for it.
     fn waiters(&self, sequence: u64) -> &AtomicU64;
     /// Which is next on the list that it is on; 0 for none.
     fn next(&self, sequence: u64) -> &AtomicU64;
-    /// All up to the first must be committed before it is applied, and each of the others, up to the first 0.
+    /// All up to the first must be committed before it is applied, and each of the others, up to
+    /// the first 0.
     fn needs(&self, sequence: u64) -> (u64, [u64; EDGES]);
     /// One bit for each place: whether what is there is ready.
     fn ready(&self, word: usize) -> &AtomicU64;
@@ -80,8 +88,8 @@ impl Aside {
         self.waiting.0.load(Ordering::SeqCst)
     }
 
-    /// Put a transaction aside that the caller has in hand, if anything that it needs is missing. False: nothing is, and it stays in hand.
-    /// True: it may be in anybody's hands by now.
+    /// Put a transaction aside that the caller has in hand, if anything that it needs is missing.
+    /// False: nothing is, and it stays in hand. True: it may be in anybody's hands by now.
     pub fn put(&self, places: &impl Places, sequence: u64) -> bool {
         // Counted first: who takes it off counts down.
         self.waiting.0.fetch_add(1, Ordering::SeqCst);
@@ -99,7 +107,8 @@ impl Aside {
         places.ready(word).fetch_or(bit, Ordering::SeqCst);
     }
 
-    /// What was hung on a transaction that has committed (`close`) is hung on the next that is missing, or ready. How many are ready.
+    /// What was hung on a transaction that has committed (`close`) is hung on the next that is
+    /// missing, or ready. How many are ready.
     pub fn release(&self, places: &impl Places, first: u64) -> u64 {
         let mut ready = 0;
         let mut sequence = first;
@@ -154,8 +163,8 @@ impl Aside {
     }
 }
 
-/// A transaction is committed: nothing waits for it from now on. Returns the last that was hung on it, 0 for none, for
-/// [`Aside::release`] once it is marked as done.
+/// A transaction is committed: nothing waits for it from now on. Returns the last that was hung on
+/// it, 0 for none, for [`Aside::release`] once it is marked as done.
 pub fn close(places: &impl Places, sequence: u64) -> u64 {
     let closed = empty(sequence) | CLOSED;
     last(places.waiters(sequence).swap(closed, Ordering::SeqCst))
@@ -178,7 +187,8 @@ fn hang(places: &impl Places, sequence: u64) -> bool {
         return true;
     }
     let committed = places.committed();
-    // The last first: where it is one that all behind it wait for, all before it are committed when it is.
+    // The last first: where it is one that all behind it wait for, all before it are committed when
+    // it is.
     through > committed
         && (hang_on(places, through, sequence)
             || (committed + 1..through).any(|missing| hang_on(places, missing, sequence)))

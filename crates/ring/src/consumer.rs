@@ -49,8 +49,9 @@ impl Transaction {
         }
     }
 
-    /// What must be committed before this transaction joins others from `first` on: all up to the number, and each of the list, up to
-    /// its first 0. Its own number for `first`: what must be committed before it is applied.
+    /// What must be committed before this transaction joins others from `first` on: all up to the
+    /// number, and each of the list, up to its first 0. Its own number for `first`: what must be
+    /// committed before it is applied.
     #[must_use]
     pub fn needs(&self, first: u64) -> (u64, [u64; EDGES]) {
         let descriptor = self.ring.descriptor(self.sequence);
@@ -71,7 +72,8 @@ impl Transaction {
         (through.min(first.saturating_sub(1)), needed)
     }
 
-    /// Whether it was taken while the leader was still receiving it. Such a one can't be read twice.
+    /// Whether it was taken while the leader was still receiving it. Such a one can't be read
+    /// twice.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.open
@@ -113,7 +115,8 @@ impl Transaction {
         self.has(CAREFUL)
     }
 
-    /// Whether it can be applied together with others: all of its content is here, and is to be applied.
+    /// Whether it can be applied together with others: all of its content is here, and is to be
+    /// applied.
     #[must_use]
     pub fn may_join(&self) -> bool {
         !self.open && !self.has(SKIP | ELSEWHERE)
@@ -153,8 +156,9 @@ impl Transaction {
         self.assembling = false;
     }
 
-    /// The next frame. Of an open transaction, what was read before is released first; `wake` sets the leader's latch.
-    /// After [`FrameRead::Pending`] the same buffer is to be given again: it may hold the first parts of a frame.
+    /// The next frame. Of an open transaction, what was read before is released first; `wake` sets
+    /// the leader's latch. After [`FrameRead::Pending`] the same buffer is to be given again: it
+    /// may hold the first parts of a frame.
     ///
     /// # Errors
     /// [`Error::Corrupt`].
@@ -194,8 +198,9 @@ impl Transaction {
             }
             let (at, _) = self.ring.at(self.position + FRAME_HEADER);
             let len = usize::try_from(len).unwrap_or(0);
-            // SAFETY: the leader wrote `len` bytes here before it moved `end`, which was read with acquire, and does not
-            // write here again before `tail` passes them: at this transaction's commit, or at the next call.
+            // SAFETY: the leader wrote `len` bytes here before it moved `end`, which was read with
+            // acquire, and does not write here again before `tail` passes them: at this
+            // transaction's commit, or at the next call.
             let bytes: &'a [u8] = unsafe { std::slice::from_raw_parts(at, len) };
             self.position += total;
             match kind {

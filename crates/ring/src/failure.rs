@@ -17,7 +17,8 @@ pub struct Failure {
     body: UnsafeCell<FailureBody>,
 }
 
-// SAFETY: `body` is written by the one process that moves `state` from 0 to 1, and read only after it moved it to 2.
+// SAFETY: `body` is written by the one process that moves `state` from 0 to 1, and read only after
+// it moved it to 2.
 unsafe impl Sync for Failure {}
 
 #[repr(C)]
@@ -102,7 +103,8 @@ impl Failure {
             }
             *length = u16::try_from(text.len()).unwrap_or(0);
         }
-        // SAFETY: this process moved `state` from 0 to 1, so nobody else writes, and nobody reads before 2.
+        // SAFETY: this process moved `state` from 0 to 1, so nobody else writes, and nobody reads
+        // before 2.
         unsafe { self.body.get().write(body) };
         self.state.store(2, Ordering::Release);
     }

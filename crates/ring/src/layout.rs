@@ -1,5 +1,5 @@
-//! What lies where in the segment. Indices and offsets only, no pointers but latches', which PostgreSQL keeps at the same
-//! address in all of its processes.
+//! What lies where in the segment. Indices and offsets only, no pointers but latches', which
+//! PostgreSQL keeps at the same address in all of its processes.
 
 use crate::aside::{Aside, EDGES};
 use crate::failure::Failure;
@@ -72,7 +72,8 @@ pub(crate) struct Header {
     pub(crate) descriptors: AtomicU64,
     /// 1 when commits may overtake each other. Set by the leader before anybody else is there.
     pub(crate) relaxed: AtomicU64,
-    /// Position at the provider up to which all was committed before the first transaction. Set by the leader before anybody else is there.
+    /// Position at the provider up to which all was committed before the first transaction. Set by
+    /// the leader before anybody else is there.
     pub(crate) start: AtomicU64,
     /// Appliers with a number below this may take transactions. Moved by the leader.
     pub(crate) active_appliers: AtomicU64,
@@ -188,7 +189,8 @@ impl ApplierSlot {
     }
 }
 
-/// A transaction in flight. Written by the leader before it is published, but for `end` of an open one, `local_end` and `done`.
+/// A transaction in flight. Written by the leader before it is published, but for `end` of an open
+/// one, `local_end` and `done`.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct Descriptor {
@@ -196,11 +198,11 @@ pub struct Descriptor {
     pub(crate) begin: AtomicU64,
     /// Where the frames that are there end. Moved by the leader while the transaction is open.
     pub(crate) end: AtomicU64,
-    /// It is not applied before this transaction is committed. 0: for none. While commits are in order, all that it depends on is
-    /// committed then.
+    /// It is not applied before this transaction is committed. 0: for none. While commits are in
+    /// order, all that it depends on is committed then.
     pub(crate) depends_on: AtomicU64,
-    /// Bit 0: open, the leader is still adding frames. Bit 1: not to be applied, only to be passed. Bit 2: it may be committed in
-    /// several pieces. Bit 3: its keys do not say what it depends on.
+    /// Bit 0: open, the leader is still adding frames. Bit 1: not to be applied, only to be passed.
+    /// Bit 2: it may be committed in several pieces. Bit 3: its keys do not say what it depends on.
     pub(crate) flags: AtomicU32,
     pub(crate) changes: AtomicU32,
     /// Start of the commit record at the provider.
@@ -211,9 +213,10 @@ pub struct Descriptor {
     pub(crate) commit_timestamp: AtomicU64,
     /// End of the local commit record. Written by the applier before it moves `committed`.
     pub(crate) local_end: AtomicU64,
-    // From here on for commits that may overtake each other, and for what is committed together with others.
-    /// The last transaction in this place that is committed: this one when it is its number. It only grows, so it needs no reset.
-    /// Only where commits may overtake each other.
+    // From here on for commits that may overtake each other, and for what is committed together
+    // with others.
+    /// The last transaction in this place that is committed: this one when it is its number. It
+    /// only grows, so it needs no reset. Only where commits may overtake each other.
     pub(crate) done: AtomicU64,
     /// All up to this transaction must be committed. 0: none has to.
     pub(crate) through: AtomicU64,
@@ -237,7 +240,8 @@ pub(crate) const SPLIT: u32 = 4;
 pub(crate) const WIDE: u32 = 8;
 pub(crate) const ALONE: u32 = 16;
 pub(crate) const ELSEWHERE: u32 = 32;
-/// It was tried, and is applied when all before it are committed. Set by the applier that puts it aside.
+/// It was tried, and is applied when all before it are committed. Set by the applier that puts it
+/// aside.
 pub(crate) const TRIED: u32 = 64;
 /// The same, and it ended in a unique violation.
 pub(crate) const CAREFUL: u32 = 128;

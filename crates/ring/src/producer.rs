@@ -54,8 +54,9 @@ impl Leader {
         self.head - self.begin
     }
 
-    /// Whether a descriptor is free for the transaction in hand. One becomes free when [`Leader::committed_at`] has read it,
-    /// not before: what a committed transaction left there would be lost, and another's be taken for it.
+    /// Whether a descriptor is free for the transaction in hand. One becomes free when
+    /// [`Leader::committed_at`] has read it, not before: what a committed transaction left there
+    /// would be lost, and another's be taken for it.
     #[must_use]
     pub fn has_descriptor(&self) -> bool {
         self.sequence - self.collected < self.ring.geometry().descriptors
@@ -79,8 +80,9 @@ impl Leader {
         usize::try_from(self.ring.geometry().buffer / 8).unwrap_or(usize::MAX)
     }
 
-    /// Store one piece of a frame: `last` says that the frame ends with it, `first` that it starts with it. Returns
-    /// false, and has done nothing, when there is no room now (for a piece of more than [`Leader::piece`]: maybe never). The applier of an open transaction sees it after
+    /// Store one piece of a frame: `last` says that the frame ends with it, `first` that it starts
+    /// with it. Returns false, and has done nothing, when there is no room now (for a piece of more
+    /// than [`Leader::piece`]: maybe never). The applier of an open transaction sees it after
     /// [`Leader::extend`].
     #[must_use]
     pub fn store(&mut self, piece: &[u8], first: bool, last: bool) -> bool {
@@ -104,7 +106,8 @@ impl Leader {
         };
         self.ring.write_frame_header(self.head, len, kind);
         let (at, _) = self.ring.at(self.head + FRAME_HEADER);
-        // SAFETY: `total` bytes from `head` lie in one piece and between `tail` and `tail + buffer`, where nobody reads.
+        // SAFETY: `total` bytes from `head` lie in one piece and between `tail` and
+        // `tail + buffer`, where nobody reads.
         unsafe { std::ptr::copy_nonoverlapping(piece.as_ptr(), at, piece.len()) };
         self.head += total;
         true
@@ -115,8 +118,8 @@ impl Leader {
         descriptor.begin.store(self.begin, Ordering::Relaxed);
         descriptor.depends_on.store(depends_on, Ordering::Relaxed);
         descriptor.flags.store(flags, Ordering::Relaxed);
-        // Released, as below: who reads what was written here for a later transaction must see that `committed` has passed the
-        // one that it asks about.
+        // Released, as below: who reads what was written here for a later transaction must see that
+        // `committed` has passed the one that it asks about.
         descriptor.end.store(self.head, Ordering::Release);
         descriptor.end_lsn.store(0, Ordering::Release);
         descriptor.commit_lsn.store(0, Ordering::Relaxed);
@@ -132,8 +135,9 @@ impl Leader {
         descriptor
     }
 
-    /// Publish the transaction in hand while it is still being received. It depends on all before it. `commit_lsn` says where it
-    /// commits, so that a failure can name it before it is complete; `split` that it may be committed in pieces.
+    /// Publish the transaction in hand while it is still being received. It depends on all before
+    /// it. `commit_lsn` says where it commits, so that a failure can name it before it is complete;
+    /// `split` that it may be committed in pieces.
     pub fn publish_open(&mut self, commit_lsn: u64, split: bool) {
         let descriptor = self.fill(self.sequence - 1, OPEN | if split { SPLIT } else { 0 });
         descriptor.commit_lsn.store(commit_lsn, Ordering::Release);
@@ -151,14 +155,16 @@ impl Leader {
         }
     }
 
-    /// The transaction in hand is complete: publish it, and all that were completed before, or close it when it is open. Returns its number.
+    /// The transaction in hand is complete: publish it, and all that were completed before, or
+    /// close it when it is open. Returns its number.
     pub fn publish(&mut self, complete: &Complete) -> u64 {
         let sequence = self.complete(complete);
         self.publish_completed();
         sequence
     }
 
-    /// Publish what was completed. Each time costs whoever looks for something to take a line of its cache.
+    /// Publish what was completed. Each time costs whoever looks for something to take a line of
+    /// its cache.
     pub fn publish_completed(&self) {
         self.ring.header().counters.publish(self.completed());
     }
@@ -181,7 +187,8 @@ impl Leader {
         }
     }
 
-    /// The transaction in hand is complete: it can be published, or is closed when it is open. Returns its number.
+    /// The transaction in hand is complete: it can be published, or is closed when it is open.
+    /// Returns its number.
     pub fn complete(&mut self, complete: &Complete) -> u64 {
         let skip = if complete.skip { SKIP } else { 0 };
         let split = if complete.split { SPLIT } else { 0 };
@@ -231,8 +238,8 @@ impl Leader {
         }
     }
 
-    /// Ends of a committed transaction: (at the provider, here), and its commit timestamp (Unix microseconds). To be read
-    /// once for each, in order: its descriptor is free afterwards.
+    /// Ends of a committed transaction: (at the provider, here), and its commit timestamp (Unix
+    /// microseconds). To be read once for each, in order: its descriptor is free afterwards.
     pub fn committed_at(&mut self, sequence: u64) -> (u64, u64, i64) {
         self.collected = self.collected.max(sequence.min(self.ring.committed()));
         let descriptor = self.ring.descriptor(sequence);
@@ -272,6 +279,7 @@ pub struct Complete {
     pub wide: bool,
     /// It never joins others.
     pub alone: bool,
-    /// Its content is not here: another process has applied it, and is only to be told that it is its turn.
+    /// Its content is not here: another process has applied it, and is only to be told that it is
+    /// its turn.
     pub elsewhere: bool,
 }

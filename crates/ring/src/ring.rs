@@ -81,13 +81,14 @@ impl Ring {
     /// [`Error::NotARing`] when `len` is too small.
     ///
     /// # Safety
-    /// `base` is aligned to 64 bytes, valid for `len` bytes for as long as the ring and its copies are used, and used by
-    /// nothing else yet.
+    /// `base` is aligned to 64 bytes, valid for `len` bytes for as long as the ring and its copies
+    /// are used, and used by nothing else yet.
     pub unsafe fn create(base: NonNull<u8>, len: usize, geometry: Geometry) -> Result<Self, Error> {
         if len < geometry.bytes() || !base.as_ptr().addr().is_multiple_of(64) {
             return Err(Error::NotARing);
         }
-        // SAFETY: all-zero bytes are a valid Header and valid Descriptors (atomics and plain bytes); the range was checked.
+        // SAFETY: all-zero bytes are a valid Header and valid Descriptors (atomics and plain
+        // bytes); the range was checked.
         unsafe { base.as_ptr().write_bytes(0, geometry.buffer_at()) };
         let ring = Self { base, geometry };
         let header = ring.header();
@@ -121,7 +122,8 @@ impl Ring {
         if len < size_of::<Header>() || !base.as_ptr().addr().is_multiple_of(64) {
             return Err(Error::NotARing);
         }
-        // SAFETY: large enough and aligned; the header is made of atomics, which any bytes are valid for.
+        // SAFETY: large enough and aligned; the header is made of atomics, which any bytes are
+        // valid for.
         let header = unsafe { &*base.as_ptr().cast::<Header>() };
         if header.magic.load(Ordering::Acquire) != MAGIC {
             return Err(Error::NotARing);
@@ -140,7 +142,8 @@ impl Ring {
     }
 
     pub(crate) fn header(&self) -> &Header {
-        // SAFETY: create or attach checked size and alignment; the header is shared through atomics only.
+        // SAFETY: create or attach checked size and alignment; the header is shared through atomics
+        // only.
         unsafe { &*self.base.as_ptr().cast::<Header>() }
     }
 
@@ -161,8 +164,8 @@ impl Ring {
     pub(crate) fn place(&self, sequence: u64) -> &Place {
         let index = sequence & (self.geometry.descriptors - 1);
         let index = usize::try_from(index).unwrap_or(0);
-        // SAFETY: index < descriptors, and geometry.bytes() covers that many; both parts before are multiples of 64 bytes long; atomics
-        // only.
+        // SAFETY: index < descriptors, and geometry.bytes() covers that many; both parts before are
+        // multiples of 64 bytes long; atomics only.
         unsafe {
             &*self
                 .base
@@ -175,7 +178,8 @@ impl Ring {
 
     pub(crate) fn ready_word(&self, word: usize) -> &AtomicU64 {
         let words = usize::try_from(self.geometry.descriptors.div_ceil(64)).unwrap_or(1);
-        // SAFETY: the index is below the number of words, which geometry.bytes() covers; aligned as what is before it; atomics only.
+        // SAFETY: the index is below the number of words, which geometry.bytes() covers; aligned as
+        // what is before it; atomics only.
         unsafe {
             &*self
                 .base
@@ -199,8 +203,9 @@ impl Ring {
 
     pub(crate) fn read_frame_header(&self, position: u64) -> (u32, u32) {
         let (at, _) = self.at(position);
-        // SAFETY: positions are multiples of 8 and so is the buffer's size: 8 bytes lie in one piece. The leader wrote
-        // them before it moved the `end` or `published` that this process has read with acquire.
+        // SAFETY: positions are multiples of 8 and so is the buffer's size: 8 bytes lie in one
+        // piece. The leader wrote them before it moved the `end` or `published` that this process
+        // has read with acquire.
         let raw = unsafe { at.cast::<[u8; 8]>().read() };
         let [a, b, c, d, e, f, g, h] = raw;
         (
@@ -242,8 +247,8 @@ impl Ring {
         self.header().counters.committed()
     }
 
-    /// Let commits overtake each other. `start` is where the provider's WAL is read from: all before is committed here. To be
-    /// said by the leader before anybody else is there.
+    /// Let commits overtake each other. `start` is where the provider's WAL is read from: all
+    /// before is committed here. To be said by the leader before anybody else is there.
     pub fn relax(&self, start: u64) {
         self.header().start.store(start, Ordering::Relaxed);
         self.header().relaxed.store(1, Ordering::Release);
@@ -266,8 +271,8 @@ impl Ring {
         self.descriptor(sequence).done.load(Ordering::SeqCst) >= sequence
     }
 
-    /// The low-water mark: the last transaction that is committed with all before it, 0 for none, and where it ends at the provider. Only
-    /// when commits may overtake each other.
+    /// The low-water mark: the last transaction that is committed with all before it, 0 for none,
+    /// and where it ends at the provider. Only when commits may overtake each other.
     #[must_use]
     pub fn mark(&self) -> (u64, u64) {
         loop {
@@ -330,8 +335,9 @@ impl Ring {
         usize::try_from(self.header().active_appliers.load(Ordering::Acquire)).unwrap_or(1)
     }
 
-    /// Of the active appliers, let no more than `count` take transactions, those with the highest numbers: the first one may have other
-    /// things to do. The others stay and wait. After more were let, those in [`Ring::idle_appliers`] are to be woken.
+    /// Of the active appliers, let no more than `count` take transactions, those with the highest
+    /// numbers: the first one may have other things to do. The others stay and wait. After more
+    /// were let, those in [`Ring::idle_appliers`] are to be woken.
     pub fn set_taking(&self, count: usize) {
         self.header()
             .taking
@@ -376,8 +382,9 @@ impl Ring {
         )
     }
 
-    /// The leader is about to wait until `sequence` is committed, or for room that an open transaction releases. It looks again
-    /// at what it waits for after this, before it sleeps: at [`Ring::committed`], and for room at [`Ring::tail`] too.
+    /// The leader is about to wait until `sequence` is committed, or for room that an open
+    /// transaction releases. It looks again at what it waits for after this, before it sleeps: at
+    /// [`Ring::committed`], and for room at [`Ring::tail`] too.
     pub fn leader_will_wait(&self, sequence: u64) {
         self.header().leader.will_wait(sequence);
     }
@@ -406,9 +413,10 @@ impl Ring {
             .map(|run| self.transaction(run.first))
     }
 
-    /// Take the next transactions in order, if there are any and this applier may: one, and if it is small those behind it for as
-    /// long as they are small and have no more changes together than a run. One that is open, is to be skipped, may be split,
-    /// or never joins others is taken alone.
+    /// Take the next transactions in order, if there are any and this applier may: one, and if it
+    /// is small those behind it for as long as they are small and have no more changes together
+    /// than a run. One that is open, is to be skipped, may be split, or never joins others is taken
+    /// alone.
     #[must_use]
     pub fn claim_run(&self, applier: usize, grain: Grain) -> Option<Run> {
         if !self.takers().contains(&applier) {
@@ -421,8 +429,8 @@ impl Ring {
             let mut last = first;
             let mut sum = 0_u32;
             for sequence in first..=published {
-                // What nobody has taken is not committed, so its descriptor stays as it is. It may have been taken meanwhile:
-                // then what was read does not count.
+                // What nobody has taken is not committed, so its descriptor stays as it is. It may
+                // have been taken meanwhile: then what was read does not count.
                 let descriptor = self.descriptor(sequence);
                 let weight = grain.weight_of(descriptor);
                 sum = sum.saturating_add(weight);
@@ -437,8 +445,9 @@ impl Ring {
         Some(Run { first, last })
     }
 
-    /// Take the transaction that was just published, for the leader itself: all before it are committed, and nobody has taken it. True:
-    /// nobody else will, unless it is given back ([`Ring::give_back_last`]). Only where commits are in order.
+    /// Take the transaction that was just published, for the leader itself: all before it are
+    /// committed, and nobody has taken it. True: nobody else will, unless it is given back
+    /// ([`Ring::give_back_last`]). Only where commits are in order.
     #[must_use]
     pub fn take_last(&self, sequence: u64) -> bool {
         !self.is_relaxed()
@@ -446,8 +455,8 @@ impl Ring {
             && self.header().counters.take_last(sequence)
     }
 
-    /// Give back what [`Ring::take_last`] took. Returns the latches of all appliers, to be set: one that was about to take it when it was
-    /// gone may not look again by itself.
+    /// Give back what [`Ring::take_last`] took. Returns the latches of all appliers, to be set: one
+    /// that was about to take it when it was gone may not look again by itself.
     #[must_use]
     pub fn give_back_last(&self, sequence: u64) -> Wakes {
         self.header().counters.give_back_last(sequence);
@@ -468,8 +477,8 @@ impl Ring {
         }
     }
 
-    /// An applier is about to wait until this very transaction is committed. It asks [`Ring::is_done`] again after this, before it
-    /// sleeps.
+    /// An applier is about to wait until this very transaction is committed. It asks
+    /// [`Ring::is_done`] again after this, before it sleeps.
     pub fn applier_will_wait_for(&self, applier: usize, sequence: u64) {
         if let Some(slot) = self.slot(applier) {
             slot.wait.will_wait_for(sequence);
@@ -483,8 +492,8 @@ impl Ring {
         }
     }
 
-    /// `sequence` is committed here, its commit record ending at `local_end`; `next` is the next of the run that the applier has
-    /// taken, 0 for none. Returns the latches to set.
+    /// `sequence` is committed here, its commit record ending at `local_end`; `next` is the next of
+    /// the run that the applier has taken, 0 for none. Returns the latches to set.
     pub fn commit(&self, applier: usize, sequence: u64, local_end: u64, next: u64) -> Wakes {
         let run = Run {
             first: sequence,
@@ -504,7 +513,8 @@ impl Ring {
         )
     }
 
-    /// The transactions from `run.first` to `run.last` are committed here as one; else as [`Ring::commit`].
+    /// The transactions from `run.first` to `run.last` are committed here as one; else as
+    /// [`Ring::commit`].
     pub fn commit_run(&self, applier: usize, run: Run, local_end: u64, next: u64) -> Wakes {
         let relaxed = self.is_relaxed();
         // Of each of them, who was hung on it last. Mostly nobody.
@@ -559,15 +569,16 @@ impl Ring {
             .map(|slot| &slot.wait)
     }
 
-    /// Release the bytes of an open transaction up to `position`. Returns the leader's latch if it waits for room.
+    /// Release the bytes of an open transaction up to `position`. Returns the leader's latch if it
+    /// waits for room.
     pub(crate) fn release(&self, position: u64) -> Wakes {
         let header = self.header();
         header.counters.release(position, &header.leader)
     }
 
-    /// Latches of idle appliers that are to take what was published: one for each run that nobody has taken, and at least one
-    /// when no applier is busy. To be asked for after each publication, and after [`Ring::set_active_appliers`] and
-    /// [`Ring::set_taking`].
+    /// Latches of idle appliers that are to take what was published: one for each run that nobody
+    /// has taken, and at least one when no applier is busy. To be asked for after each publication,
+    /// and after [`Ring::set_active_appliers`] and [`Ring::set_taking`].
     #[must_use]
     pub fn idle_appliers(&self, grain: Grain) -> Wakes {
         let takers = self.takers();
@@ -589,7 +600,8 @@ impl Ring {
         )
     }
 
-    /// Latch of an applier that takes transactions, if something is left to take. For one that takes no more, when it has nothing in hand.
+    /// Latch of an applier that takes transactions, if something is left to take. For one that
+    /// takes no more, when it has nothing in hand.
     #[must_use]
     pub fn left_behind(&self) -> Wakes {
         let mut wakes = Wakes::default();

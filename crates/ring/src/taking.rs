@@ -1,4 +1,5 @@
-//! How appliers take transactions where commits may overtake each other, and put aside what can't be applied yet: `aside.rs` over the segment.
+//! How appliers take transactions where commits may overtake each other, and put aside what can't
+//! be applied yet: `aside.rs` over the segment.
 
 use crate::aside::{EDGES, Places};
 use crate::layout::{CAREFUL, TRIED};
@@ -7,9 +8,10 @@ use crate::sync::{AtomicU64, Ordering};
 use crate::wake::Wakes;
 
 impl Ring {
-    /// Take a transaction that can be applied now, if there is one and this applier may: the oldest of those that were put aside and are
-    /// ready, else the next in order of which nothing is missing; those before it are put aside. Only when commits may overtake each other.
-    /// An applier that was idle then hands on what is left ([`Ring::offer`]).
+    /// Take a transaction that can be applied now, if there is one and this applier may: the oldest
+    /// of those that were put aside and are ready, else the next in order of which nothing is
+    /// missing; those before it are put aside. Only when commits may overtake each other. An
+    /// applier that was idle then hands on what is left ([`Ring::offer`]).
     #[must_use]
     pub fn take(&self, applier: usize) -> Option<u64> {
         if !self.takers().contains(&applier) {
@@ -35,8 +37,9 @@ impl Ring {
         }
     }
 
-    /// Put a transaction aside that this applier has taken, if anything that it depends on is missing: whoever commits the last of that
-    /// makes it ready. False: nothing is missing, and it stays in hand.
+    /// Put a transaction aside that this applier has taken, if anything that it depends on is
+    /// missing: whoever commits the last of that makes it ready. False: nothing is missing, and it
+    /// stays in hand.
     #[must_use]
     pub fn put_aside(&self, applier: usize, sequence: u64) -> bool {
         let slot = self.slot(applier);
@@ -51,8 +54,9 @@ impl Ring {
         is_aside
     }
 
-    /// Put a transaction aside that this applier has taken until all before it are committed: it has failed, `careful` with a unique
-    /// violation, or is nothing that could overtake others. Not one that is open. False: all are, and it stays in hand.
+    /// Put a transaction aside that this applier has taken until all before it are committed: it
+    /// has failed, `careful` with a unique violation, or is nothing that could overtake others. Not
+    /// one that is open. False: all are, and it stays in hand.
     #[must_use]
     pub fn put_aside_until_turn(&self, applier: usize, sequence: u64, careful: bool) -> bool {
         let descriptor = self.descriptor(sequence);
@@ -63,7 +67,8 @@ impl Ring {
         self.put_aside(applier, sequence)
     }
 
-    /// Give a transaction back that this applier has taken and that anybody can apply. Then [`Ring::offer`].
+    /// Give a transaction back that this applier has taken and that anybody can apply. Then
+    /// [`Ring::offer`].
     pub fn give_back(&self, applier: usize, sequence: u64) {
         if let Some(slot) = self.slot(applier) {
             slot.sequence.store(0, Ordering::SeqCst);
@@ -83,7 +88,8 @@ impl Ring {
         self.header().aside.waiting()
     }
 
-    /// Latches of idle appliers that are to take what is left to take, as many as there is of it. Only when commits may overtake each other.
+    /// Latches of idle appliers that are to take what is left to take, as many as there is of it.
+    /// Only when commits may overtake each other.
     #[must_use]
     pub fn offer(&self) -> Wakes {
         let mut wakes = Wakes::default();

@@ -1,10 +1,11 @@
 //! Who waits for what, and who wakes whom. Run by the leader and by the appliers.
 //!
-//! Whoever waits says so first and looks again before it sleeps; whoever moves a counter does so first and looks then who
-//! waits. A fence between the two steps on either side makes that one of them sees the other: no wake-up is lost. A wake-up
-//! too many is harmless.
+//! Whoever waits says so first and looks again before it sleeps; whoever moves a counter does so
+//! first and looks then who waits. A fence between the two steps on either side makes that one of
+//! them sees the other: no wake-up is lost. A wake-up too many is harmless.
 //!
-//! This module knows nothing of how things lie in shared memory, so that loom can check it (`tests/loom.rs`).
+//! This module knows nothing of how things lie in shared memory, so that loom can check it
+//! (`tests/loom.rs`).
 
 use crate::aside::Aside;
 use crate::sync::{AtomicU64, AtomicUsize, Ordering, fence};
@@ -62,7 +63,8 @@ pub struct Counters {
 pub struct LeaderWait {
     /// Address of its latch, 0 before it is there.
     pub(crate) latch: AtomicUsize,
-    /// Wants to be woken when `committed` reaches this, and by any release; [`AWAKE`] when it does not wait.
+    /// Wants to be woken when `committed` reaches this, and by any release; [`AWAKE`] when it does
+    /// not wait.
     wakes_at: AtomicU64,
 }
 
@@ -85,7 +87,8 @@ impl LeaderWait {
         self.wakes_at.store(AWAKE, Ordering::Relaxed);
     }
 
-    /// It is about to wait until `sequence` is committed. It looks again at what it waits for after this, before it sleeps.
+    /// It is about to wait until `sequence` is committed. It looks again at what it waits for after
+    /// this, before it sleeps.
     pub fn will_wait(&self, sequence: u64) {
         self.wakes_at.store(sequence, Ordering::SeqCst);
         fence(Ordering::SeqCst);
@@ -107,7 +110,8 @@ impl ApplierWait {
         self.wakes_for.store(0, Ordering::Relaxed);
     }
 
-    /// It is about to wait until `sequence` is done, whatever is before it. It looks again after this, before it sleeps.
+    /// It is about to wait until `sequence` is done, whatever is before it. It looks again after
+    /// this, before it sleeps.
     pub fn will_wait_for(&self, sequence: u64) {
         self.wakes_for.store(sequence, Ordering::SeqCst);
         fence(Ordering::SeqCst);
@@ -142,8 +146,9 @@ impl Counters {
         self.published.0.store(sequence, Ordering::SeqCst);
     }
 
-    /// Take the next transactions for the applier `me`: from the returned one up to what `last` makes of it and of the last that
-    /// is published. `show` makes known which one it may be about to take first, 0 for none.
+    /// Take the next transactions for the applier `me`: from the returned one up to what `last`
+    /// makes of it and of the last that is published. `show` makes known which one it may be about
+    /// to take first, 0 for none.
     pub fn claim(
         &self,
         me: &ApplierWait,
@@ -159,8 +164,9 @@ impl Counters {
             let first = claimed + 1;
             show(first);
             let last = last(first, published).clamp(first, published);
-            // Who takes one is no longer idle, and that is seen by whoever sees that it was taken: else the wake-up for
-            // the next transaction could be spent on an applier that is busy with this one.
+            // Who takes one is no longer idle, and that is seen by whoever sees that it was taken:
+            // else the wake-up for the next transaction could be spent on an applier that is busy
+            // with this one.
             let waited = me.waited();
             if waited.is_some() {
                 me.wakes_at.store(AWAKE, Ordering::Relaxed);
@@ -183,7 +189,8 @@ impl Counters {
         }
     }
 
-    /// The leader takes the transaction that it has published last. False when an applier was faster.
+    /// The leader takes the transaction that it has published last. False when an applier was
+    /// faster.
     pub fn take_last(&self, sequence: u64) -> bool {
         self.claimed
             .0
@@ -191,16 +198,18 @@ impl Counters {
             .is_ok()
     }
 
-    /// It gives it back. An applier that found it taken a moment ago may be on its way to sleep, and must be woken however it looks: its latch is
-    /// set until it has waited, and then it looks again.
+    /// It gives it back. An applier that found it taken a moment ago may be on its way to sleep,
+    /// and must be woken however it looks: its latch is set until it has waited, and then it looks
+    /// again.
     pub fn give_back_last(&self, sequence: u64) {
         self.claimed.0.store(sequence - 1, Ordering::SeqCst);
     }
 
-    /// Idle appliers to wake after transactions were published: as many as `wanted` says of what nobody has taken (the first,
-    /// the last, and whether an applier is busy: that one looks for more when it is done). As many as were just published
-    /// would not do: an applier that was woken for an earlier one and has not run yet still looks idle, and the wake-up
-    /// would be spent on it twice. What was put aside and is ready counts as well, each for itself.
+    /// Idle appliers to wake after transactions were published: as many as `wanted` says of what
+    /// nobody has taken (the first, the last, and whether an applier is busy: that one looks for
+    /// more when it is done). As many as were just published would not do: an applier that was
+    /// woken for an earlier one and has not run yet still looks idle, and the wake-up would be
+    /// spent on it twice. What was put aside and is ready counts as well, each for itself.
     pub fn idle<'a>(
         &self,
         appliers: impl Iterator<Item = &'a ApplierWait> + Clone,
@@ -220,7 +229,8 @@ impl Counters {
             let busy = self.committed.0.load(Ordering::Acquire) < claimed;
             count += wanted(claimed + 1, published, busy);
         }
-        // Looked at again: one that was idle a moment ago may have taken what is counted as taken now, and the wake-up be spent on it.
+        // Looked at again: one that was idle a moment ago may have taken what is counted as taken
+        // now, and the wake-up be spent on it.
         for applier in appliers.filter(is_idle) {
             if wakes.len() as u64 >= count {
                 break;
@@ -230,8 +240,9 @@ impl Counters {
         wakes
     }
 
-    /// Idle appliers to wake for what is ready or not taken, less `but` of it: for those who will look for more themselves. To be asked for
-    /// by whoever has made something ready, and by an applier that was idle and has taken something: it may have been woken for all of it.
+    /// Idle appliers to wake for what is ready or not taken, less `but` of it: for those who will
+    /// look for more themselves. To be asked for by whoever has made something ready, and by an
+    /// applier that was idle and has taken something: it may have been woken for all of it.
     pub fn offer<'a>(
         &self,
         appliers: impl Iterator<Item = &'a ApplierWait>,
@@ -255,8 +266,9 @@ impl Counters {
         }
     }
 
-    /// Whether something is published that nobody has taken. An applier that takes no more asks when it has committed what it had, and
-    /// wakes one that does: while it was busy, the leader may have counted on it ([`Counters::idle`]).
+    /// Whether something is published that nobody has taken. An applier that takes no more asks
+    /// when it has committed what it had, and wakes one that does: while it was busy, the leader
+    /// may have counted on it ([`Counters::idle`]).
     pub fn leaves_some(&self) -> bool {
         fence(Ordering::SeqCst);
         self.claimed.0.load(Ordering::Acquire) < self.published.0.load(Ordering::Acquire)
@@ -283,12 +295,13 @@ impl Counters {
         wakes
     }
 
-    /// The transactions from `first` to `last` are committed, whatever is before them; the caller has marked them so, with SeqCst.
-    /// `committed` moves over all that follow it and are marked: `is_done` says which are, `end` where one's bytes end. Returns
-    /// whom to wake.
+    /// The transactions from `first` to `last` are committed, whatever is before them; the caller
+    /// has marked them so, with SeqCst. `committed` moves over all that follow it and are marked:
+    /// `is_done` says which are, `end` where one's bytes end. Returns whom to wake.
     ///
-    /// Of two that mark neighbours at the same time, one at least sees both marks: a fence lies between each one's mark and its
-    /// look at the others'. What `end` says of a transaction holds for as long as `committed` has not moved past it.
+    /// Of two that mark neighbours at the same time, one at least sees both marks: a fence lies
+    /// between each one's mark and its look at the others'. What `end` says of a transaction holds
+    /// for as long as `committed` has not moved past it.
     pub fn complete<'a>(
         &self,
         first: u64,
@@ -313,7 +326,8 @@ impl Counters {
             if self.committed.0.load(Ordering::SeqCst) != committed {
                 continue;
             }
-            // Before the mark, so that whoever sees the mark has the room: the bytes are done with, whoever moves it.
+            // Before the mark, so that whoever sees the mark has the room: the bytes are done with,
+            // whoever moves it.
             self.tail.0.fetch_max(end, Ordering::SeqCst);
             let _ = self.committed.0.compare_exchange(
                 committed,

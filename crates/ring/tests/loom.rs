@@ -1,6 +1,6 @@
-//! The waiting and waking of a group, in every order that the memory model allows (bounded preemptions). A latch is a
-//! flag that stays set until its owner has slept on it; sleepers have no time-outs here, so a lost wake-up is a deadlock,
-//! which loom reports.
+//! The waiting and waking of a group, in every order that the memory model allows (bounded
+//! preemptions). A latch is a flag that stays set until its owner has slept on it; sleepers have no
+//! time-outs here, so a lost wake-up is a deadlock, which loom reports.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p braid-ring --release --test loom`
 #![cfg(loom)]
@@ -52,7 +52,8 @@ struct Group {
     /// Of each transaction, from 0, when commits overtake each other.
     done: Vec<AtomicBool>,
     aside: Aside,
-    /// Of each transaction, from 0: those that wait for it, the next on the list that it is on, and what it needs.
+    /// Of each transaction, from 0: those that wait for it, the next on the list that it is on, and
+    /// what it needs.
     lists: Vec<AtomicU64>,
     links: Vec<AtomicU64>,
     needs: Vec<(u64, [u64; EDGES])>,
@@ -202,7 +203,8 @@ impl Group {
             .offer(self.appliers.iter(), &self.aside, but, wakes);
     }
 
-    /// Apply until all is committed, as `Applier::run`. `hold` is told what was taken, and that it was committed.
+    /// Apply until all is committed, as `Applier::run`. `hold` is told what was taken, and that it
+    /// was committed.
     fn apply_all(&self, applier: usize, last: u64, mut hold: impl FnMut(u64)) {
         let me = &self.appliers[applier];
         loop {
@@ -341,8 +343,9 @@ fn i5_appliers_wait_for_their_turn_and_are_woken() {
     });
 }
 
-/// Two transactions that are published one after the other get two appliers, even when the first does not end before the
-/// second is taken: no wake-up is spent on an applier that is busy or was woken before.
+/// Two transactions that are published one after the other get two appliers, even when the first
+/// does not end before the second is taken: no wake-up is spent on an applier that is busy or was
+/// woken before.
 #[test]
 fn every_published_transaction_gets_an_idle_applier() {
     check(3, || {
@@ -369,7 +372,8 @@ fn every_published_transaction_gets_an_idle_applier() {
     });
 }
 
-/// The leader counts on the second applier, which is busy, to take what it publishes; but only the first is to take any more.
+/// The leader counts on the second applier, which is busy, to take what it publishes; but only the
+/// first is to take any more.
 #[test]
 fn what_an_applier_leaves_behind_is_taken_by_another() {
     check(3, || {
@@ -431,7 +435,8 @@ fn a_release_wakes_the_leader() {
     });
 }
 
-/// Two appliers commit as they please: the mark ends behind both, whoever is last, and the leader is woken for it.
+/// Two appliers commit as they please: the mark ends behind both, whoever is last, and the leader
+/// is woken for it.
 #[test]
 fn i1_commits_that_overtake_each_other_move_the_mark_over_all() {
     check(3, || {
@@ -450,7 +455,8 @@ fn i1_commits_that_overtake_each_other_move_the_mark_over_all() {
     });
 }
 
-/// One waits for the very transaction that it depends on, another for all up to one: both are woken.
+/// One waits for the very transaction that it depends on, another for all up to one: both are
+/// woken.
 #[test]
 fn appliers_that_wait_for_one_or_for_the_mark_are_woken() {
     check(3, || {
@@ -479,7 +485,8 @@ fn appliers_that_wait_for_one_or_for_the_mark_are_woken() {
     });
 }
 
-/// Each waits for the one before: whoever finds what is put aside ready takes it, and each is taken once.
+/// Each waits for the one before: whoever finds what is put aside ready takes it, and each is taken
+/// once.
 #[test]
 fn what_is_put_aside_is_taken_once_what_it_needs_is_committed() {
     check(2, || {
@@ -506,7 +513,8 @@ fn what_is_put_aside_is_taken_once_what_it_needs_is_committed() {
     });
 }
 
-/// The first needs nothing and is held until the third is taken, which needs nothing either; the second needs the first.
+/// The first needs nothing and is held until the third is taken, which needs nothing either; the
+/// second needs the first.
 #[test]
 fn one_that_is_held_up_does_not_hold_up_what_does_not_depend_on_it() {
     check(2, || {
@@ -534,7 +542,8 @@ fn one_that_is_held_up_does_not_hold_up_what_does_not_depend_on_it() {
     });
 }
 
-/// Two that are committed at the same time are both needed by a third: it is ready once, whoever is last.
+/// Two that are committed at the same time are both needed by a third: it is ready once, whoever is
+/// last.
 #[test]
 fn what_needs_two_is_ready_once() {
     check(2, || {
@@ -576,8 +585,9 @@ fn what_is_put_aside_at_this_moment_is_not_lost() {
     });
 }
 
-/// The leader publishes without a word, and takes it itself unless an applier that happens to look was faster; what it gives back is an applier's. Each is
-/// committed once, and nobody sleeps on one.
+/// The leader publishes without a word, and takes it itself unless an applier that happens to look
+/// was faster; what it gives back is an applier's. Each is committed once, and nobody sleeps on
+/// one.
 #[test]
 fn what_the_leader_takes_is_its_own_until_it_gives_it_back() {
     for gives_back in [[false, false], [true, false], [true, true]] {

@@ -36,8 +36,9 @@ impl TableName {
         Ok(Self(name.to_vec()))
     }
 
-    /// A table by its schema and name, as all nodes call it: with quotes where a name is not a plain
-    /// word. It does not depend on the words that a major version of PostgreSQL has for itself.
+    /// A table by its schema and name, as all nodes call it: with quotes where a name is not a
+    /// plain word. It does not depend on the words that a major version of PostgreSQL has for
+    /// itself.
     ///
     /// # Errors
     /// [`Malformed::Invalid`].
@@ -277,8 +278,8 @@ impl Entry {
     /// The entry of these bytes.
     ///
     /// # Errors
-    /// [`Malformed::UnknownTag`] and [`Malformed::UnknownVersion`] if a newer Braid wrote it, or has
-    /// routed the table with another hash; others for bad bytes.
+    /// [`Malformed::UnknownTag`] and [`Malformed::UnknownVersion`] if a newer Braid wrote it, or
+    /// has routed the table with another hash; others for bad bytes.
     pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
         if bytes.len() > ENTRY_LIMIT {
             return Err(Malformed::TooLong {

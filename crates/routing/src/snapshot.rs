@@ -54,8 +54,8 @@ impl Routing {
     /// The state with these bytes.
     ///
     /// # Errors
-    /// [`Malformed::UnknownVersion`] if a newer Braid wrote them, or has routed a table with another
-    /// hash; others for bad bytes.
+    /// [`Malformed::UnknownVersion`] if a newer Braid wrote them, or has routed a table with
+    /// another hash; others for bad bytes.
     pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
         let mut r = Reader::versioned(bytes, WHAT, FORMAT)?;
         let mut routing = Self::closed_at(Time(r.i64()?));

@@ -1,4 +1,5 @@
-//! What the tests of the pure crates share: random numbers that a seed repeats. For tests alone; no part of the product.
+//! What the tests of the pure crates share: random numbers that a seed repeats. For tests alone; no
+//! part of the product.
 #![forbid(unsafe_code)]
 
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -8,7 +9,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 pub struct Random(u64);
 
 impl Random {
-    /// Seeded by `BRAID_TEST_SEED`, else by the clock. Prints the seed: cargo shows it when the test fails.
+    /// Seeded by `BRAID_TEST_SEED`, else by the clock. Prints the seed: cargo shows it when the
+    /// test fails.
     #[must_use]
     pub fn new(test: &str) -> Self {
         let seed = std::env::var("BRAID_TEST_SEED")

@@ -1,17 +1,21 @@
-//! The applier process: takes transactions from the group's ring, applies them, commits them in the provider's order, or, where the
-//! subscription allows it, as soon as what they depend on is committed.
+//! The applier process: takes transactions from the group's ring, applies them, commits them in the
+//! provider's order, or, where the subscription allows it, as soon as what they depend on is
+//! committed.
 //!
 //! States of a transaction in hand, all in this process until the last:
-//! taken -> (waits for what it depends on) -> applied, not committed -> (waits for its turn, if there are turns) -> committed.
-//! Where commits may overtake each other and transactions are not joined, none waits here: what can't be applied yet is put aside, in the
-//! ring, where whoever comes takes it once it can be (`Applier::puts_aside`). So the only thing that an applier waits for with a transaction in hand
-//! is what PostgreSQL makes it wait for, a lock, say; and then the others go on with whatever does not depend on that one.
-//! A transaction that fails while others are ahead is rolled back and applied again when it is its turn: then only its own
-//! merits count, and only then is an error taken for one.
+//! taken -> (waits for what it depends on) -> applied, not committed -> (waits for its turn, if
+//! there are turns) -> committed. Where commits may overtake each other and transactions are not
+//! joined, none waits here: what can't be applied yet is put aside, in the ring, where whoever
+//! comes takes it once it can be (`Applier::puts_aside`). So the only thing that an applier waits
+//! for with a transaction in hand is what PostgreSQL makes it wait for, a lock, say; and then the
+//! others go on with whatever does not depend on that one. A transaction that fails while others
+//! are ahead is rolled back and applied again when it is its turn: then only its own merits count,
+//! and only then is an error taken for one.
 //!
-//! Deadlocks: an applier that waits for its turn may hold a lock that one ahead of it waits for. PostgreSQL's deadlock detector
-//! does not see the wait for the turn, so the waiting one looks: if it stands in the way, it rolls back. The way may lead through
-//! appliers of other subscriptions, which wait for their turn behind others of theirs.
+//! Deadlocks: an applier that waits for its turn may hold a lock that one ahead of it waits for.
+//! PostgreSQL's deadlock detector does not see the wait for the turn, so the waiting one looks: if
+//! it stands in the way, it rolls back. The way may lead through appliers of other subscriptions,
+//! which wait for their turn behind others of theirs.
 
 mod ahead;
 mod batch;
@@ -58,8 +62,8 @@ pub(crate) use start::Arguments;
 pub use start::{main, prepare_settings};
 pub(crate) use taking::{grain, joins};
 
-/// Attempts at a transaction that violates a constraint each time: those that fail for something that passes by itself, another node that can't be
-/// asked, say, do not count.
+/// Attempts at a transaction that violates a constraint each time: those that fail for something
+/// that passes by itself, another node that can't be asked, say, do not count.
 const CONFLICT_ATTEMPTS: u32 = 3;
 
 /// After so many attempts at its turn the views show why a transaction is tried again. These take a
@@ -95,7 +99,8 @@ struct Applier {
     /// Commits may overtake each other.
     relaxed: bool,
     ahead: Ahead,
-    /// The last transaction of which was said that it goes on, and where: each attempt begins with that.
+    /// The last transaction of which was said that it goes on, and where: each attempt begins with
+    /// that.
     gone_on: (u64, u64),
     parking: Parking,
 }
@@ -105,7 +110,8 @@ fn fail(ring: Ring, error: &PgError, lsn: u64) {
     report(ring, error, lsn, false);
 }
 
-/// Tell the leader of an error; `comes_again`: the transaction is applied in another way once it is received again.
+/// Tell the leader of an error; `comes_again`: the transaction is applied in another way once it is
+/// received again.
 fn report(ring: Ring, error: &PgError, lsn: u64, comes_again: bool) {
     ring.failure().report(&FailureReport {
         lsn,
@@ -228,8 +234,8 @@ impl Applier {
         true
     }
 
-    /// Whether this group puts transactions aside instead of waiting for what they depend on. A batch waits, and breaks off before what would
-    /// have to.
+    /// Whether this group puts transactions aside instead of waiting for what they depend on. A
+    /// batch waits, and breaks off before what would have to.
     fn puts_aside(&self) -> bool {
         self.relaxed && self.mode == Mode::Single
     }
@@ -246,8 +252,8 @@ impl Applier {
         self.post.ring.claim_run(self.post.number, grain)
     }
 
-    /// Put a transaction aside that is not to be applied before it is its turn, if that is not now. `careful`: it has ended in a unique
-    /// violation.
+    /// Put a transaction aside that is not to be applied before it is its turn, if that is not now.
+    /// `careful`: it has ended in a unique violation.
     fn put_aside_until_turn(&self, transaction: &Transaction, careful: bool) -> bool {
         self.puts_aside()
             && !transaction.is_open()
@@ -273,7 +279,8 @@ impl Applier {
                 return None;
             }
             if self.post.number >= self.post.ring.active_appliers() {
-                // There are to be fewer. Nothing is in hand, and nothing can be taken any more. It may have been woken for something.
+                // There are to be fewer. Nothing is in hand, and nothing can be taken any more. It
+                // may have been woken for something.
                 set_latches(&self.post.ring.left_behind());
                 return None;
             }
@@ -286,7 +293,8 @@ impl Applier {
             if let Some(run) = self.claim() {
                 self.post.ring.applier_awake(self.post.number);
                 if self.puts_aside() {
-                    // It may have been woken for more than that, and does not come back if that one waits for a lock.
+                    // It may have been woken for more than that, and does not come back if that one
+                    // waits for a lock.
                     set_latches(&self.post.ring.offer());
                 }
                 return Some(run);
@@ -331,8 +339,9 @@ impl Applier {
             && self.wait_for_room(sequence) == Ready::Yes
     }
 
-    /// Wait for all that a transaction depends on. Where transactions are put aside, what was taken has nothing to wait for, but for a moment:
-    /// until who has committed the last of that has said so.
+    /// Wait for all that a transaction depends on. Where transactions are put aside, what was taken
+    /// has nothing to wait for, but for a moment: until who has committed the last of that has said
+    /// so.
     fn make_ready(&self, transaction: &Transaction) -> Ready {
         let sequence = transaction.sequence;
         let can_go_on = |go_on| if go_on { Ready::Yes } else { Ready::Stop };
@@ -376,7 +385,8 @@ impl Applier {
     fn wait_for_room(&self, first: u64) -> Ready {
         loop {
             let (mark, position) = self.post.ring.mark();
-            // With nothing outstanding before it there is nothing to note, and nobody but this process to wait for.
+            // With nothing outstanding before it there is nothing to note, and nobody but this
+            // process to wait for.
             if mark + 1 >= first || !self.ahead.is_full(first, position, self.post.ring) {
                 return Ready::Yes;
             }
@@ -392,8 +402,8 @@ impl Applier {
         }
     }
 
-    /// Commit what is applied of `run`, whose last transaction ends at `end_lsn`: in the provider's order when it is its turn, else
-    /// now. Returns the end of the commit record.
+    /// Commit what is applied of `run`, whose last transaction ends at `end_lsn`: in the provider's
+    /// order when it is its turn, else now. Returns the end of the commit record.
     fn commit(&mut self, run: Run, end_lsn: u64) -> Result<u64, Trouble> {
         let mut position = end_lsn;
         let mut applied = None;
@@ -420,7 +430,8 @@ impl Applier {
         Ok(local_end)
     }
 
-    /// Apply a transaction, as often as it takes; `next` is the next in hand, 0 for none. False when it is time to end.
+    /// Apply a transaction, as often as it takes; `next` is the next in hand, 0 for none. False
+    /// when it is time to end.
     fn apply_until_done(&mut self, transaction: Transaction, next: u64) -> bool {
         let sequence = transaction.sequence;
         note_in_hand(&transaction);
@@ -579,7 +590,8 @@ impl Applier {
         )
     }
 
-    /// Whether what has failed at its turn is tried again, after so many violations of a constraint.
+    /// Whether what has failed at its turn is tried again, after so many violations of a
+    /// constraint.
     fn is_tried_again(&self, error: &PgError, violations: &mut u32) -> bool {
         match policy::for_apply(error.sqlstate) {
             _ if self.subscription.options.disable_on_error || self.parks_by_lock(error) => false,
@@ -666,8 +678,9 @@ impl Applier {
         report(self.post.ring, &error, lsn, comes_again);
     }
 
-    /// Make way for the transaction that was just rolled back with `error`. False when there was nothing in its way, or it could not
-    /// be made; then the error is that, if it does not pass by itself.
+    /// Make way for the transaction that was just rolled back with `error`. False when there was
+    /// nothing in its way, or it could not be made; then the error is that, if it does not pass by
+    /// itself.
     fn evict(&mut self, error: &mut PgError) -> bool {
         let Some(session) = self.session.as_mut() else {
             return false;
@@ -783,7 +796,8 @@ impl Applier {
         self.post.own.changes.fetch_add(changes, Ordering::Relaxed);
     }
 
-    /// Stamp commits with the origin that stands for the transaction's node, and open the transaction, or a batch.
+    /// Stamp commits with the origin that stands for the transaction's node, and open the
+    /// transaction, or a batch.
     fn begin(&mut self, begin: &Begin<'_>, batch: bool) -> Result<(), PgError> {
         if self.session.is_none() {
             self.read_log()?;

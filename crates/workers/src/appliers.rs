@@ -1,7 +1,8 @@
 //! The appliers of a subscription: started, made more or fewer, ended. Run by the leader.
 //!
-//! The group's memory is laid out for the most that there may be, so that their number changes while everything runs. One that is
-//! to go takes no more transactions and ends by itself when it has none in hand; nobody is terminated before the whole group is.
+//! The group's memory is laid out for the most that there may be, so that their number changes
+//! while everything runs. One that is to go takes no more transactions and ends by itself when it
+//! has none in hand; nobody is terminated before the whole group is.
 
 use std::mem::Discriminant;
 use std::time::{Duration, Instant};
@@ -74,7 +75,8 @@ pub(crate) fn start_process(arguments: Arguments, subscription: &str) -> Option<
 }
 
 impl Appliers {
-    /// Start as many as there are to be at least, of at most `most`, for which the ring is laid out.
+    /// Start as many as there are to be at least, of at most `most`, for which the ring is laid
+    /// out.
     ///
     /// # Errors
     /// 53400 when no worker is free for one of them.
@@ -174,8 +176,9 @@ impl Appliers {
     /// See what they are doing, and now and then decide how many there are to be.
     pub fn tend(&mut self) {
         let active = self.ring.active_appliers();
-        // Of all, also of those that are let wait while one takes everything (`Ring::takers`): all together are no faster then, so more would not
-        // be either. One that is always busy, measured by itself, would keep asking for them.
+        // Of all, also of those that are let wait while one takes everything (`Ring::takers`): all
+        // together are no faster then, so more would not be either. One that is always busy,
+        // measured by itself, would keep asking for them.
         for applier in self.entry.appliers.iter().take(active) {
             self.seen.glances += 1;
             match applier.state() {
@@ -274,7 +277,8 @@ impl Appliers {
         });
     }
 
-    /// Keep a decision against more appliers, once for each reason between two changes: it is made again each second.
+    /// Keep a decision against more appliers, once for each reason between two changes: it is made
+    /// again each second.
     fn record_refusal(&mut self, decision: &Decision) {
         let kind = std::mem::discriminant(&decision.reason);
         if self.refused.replace(kind) != Some(kind) {

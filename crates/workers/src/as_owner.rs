@@ -1,5 +1,5 @@
-//! Reading users' tables at another node as their owners. Run by processes that copy, compare and take
-//! over.
+//! Reading users' tables at another node as their owners. Run by processes that copy, compare and
+//! take over.
 //!
 //! A table's owner can have code of his own run by whoever plans a query of the table: an index on
 //! `(v || f(''))` is enough, as the planner folds constants. The role in the connection string is
@@ -53,8 +53,8 @@ impl AsOwner {
         }
     }
 
-    /// Runs a query of a table, which is given as SQL that makes an OID of it. One round trip. After
-    /// an error of the other node a transaction goes on as though nothing had been asked.
+    /// Runs a query of a table, which is given as SQL that makes an OID of it. One round trip.
+    /// After an error of the other node a transaction goes on as though nothing had been asked.
     ///
     /// # Errors
     /// The other node's.

@@ -1,8 +1,10 @@
-//! Providers that stay away. Deletions, and versions that commits do not tell, are remembered as long as older changes may still arrive. A
-//! provider that is not heard of would have them kept for ever; past `braid.peer_away_limit` it is given up. Run by the manager.
+//! Providers that stay away. Deletions, and versions that commits do not tell, are remembered as
+//! long as older changes may still arrive. A provider that is not heard of would have them kept for
+//! ever; past `braid.peer_away_limit` it is given up. Run by the manager.
 //!
-//! Its subscription stops before anything is forgotten: what is to come from it is older than what is remembered then. That it goes on nevertheless, or
-//! is made anew with a copy, is the user's to say.
+//! Its subscription stops before anything is forgotten: what is to come from it is older than what
+//! is remembered then. That it goes on nevertheless, or is made anew with a copy, is the user's to
+//! say.
 //!
 //! | `given_up_at` | the leader | deletions |
 //! |---|---|---|
@@ -56,11 +58,13 @@ pub struct Peers {
     pub again: Option<Duration>,
 }
 
-/// Note how far each provider was heard and that it is connected, and give up those that were away for too long. Outside of a transaction.
+/// Note how far each provider was heard and that it is connected, and give up those that were away
+/// for too long. Outside of a transaction.
 #[must_use]
 pub fn peers(subscriptions: &[u32]) -> Peers {
     error::transaction(|| look(subscriptions)).unwrap_or_else(|failure| {
-        // Somebody is changing a subscription, and has not committed yet: then all are waited for, and it is looked again later.
+        // Somebody is changing a subscription, and has not committed yet: then all are waited for,
+        // and it is looked again later.
         if failure.sqlstate != SqlState::LockNotAvailable {
             failure.log("could not look which providers are away");
         }
@@ -177,7 +181,8 @@ fn note(subscriptions: &[u32], limit: Option<i32>) {
     }
 }
 
-/// How long a server that has just been started still waits for providers to be reached: it was away itself.
+/// How long a server that has just been started still waits for providers to be reached: it was
+/// away itself.
 fn grace(limit: i32) -> Option<Duration> {
     let limit = Duration::from_secs(u64::try_from(limit).unwrap_or(0));
     let runs = timestamp::now().saturating_sub(server::started_at());
@@ -186,7 +191,8 @@ fn grace(limit: i32) -> Option<Duration> {
     (!left.is_zero()).then_some(left)
 }
 
-/// All had come from the provider that was committed there before this, microseconds since 1970-01-01 UTC; since the server started.
+/// All had come from the provider that was committed there before this, microseconds since
+/// 1970-01-01 UTC; since the server started.
 fn caught_up(id: u32) -> Option<i64> {
     let at = registry::subscription(id)?
         .caught_up_at

@@ -1,11 +1,13 @@
-//! The cleanup process: drops the slots that dropped subscriptions left at their providers, and ends. The manager starts it
-//! again for those whose provider could not be reached, or whose slot somebody still reads.
+//! The cleanup process: drops the slots that dropped subscriptions left at their providers, and
+//! ends. The manager starts it again for those whose provider could not be reached, or whose slot
+//! somebody still reads.
 //!
-//! No slot waits for another: each is tried once, then those again that are only about to be let go.
+//! No slot waits for another: each is tried once, then those again that are only about to be let
+//! go.
 //!
-//! A node that was a member of the group may be back, or another one of its name in its place. Its slot
-//! of the same name is what this node subscribes to next, and stays: left out here are a slot of another
-//! node, and that of a subscription that the group wants.
+//! A node that was a member of the group may be back, or another one of its name in its place. Its
+//! slot of the same name is what this node subscribes to next, and stays: left out here are a slot
+//! of another node, and that of a subscription that the group wants.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -94,7 +96,8 @@ struct Slot {
 }
 
 impl Slot {
-    /// Try to drop it, and note down what came of it. False when somebody still reads it and there is time to try again.
+    /// Try to drop it, and note down what came of it. False when somebody still reads it and there
+    /// is time to try again.
     fn clean_up(&self, last: bool, unreachable: &mut HashSet<String>) -> bool {
         let outcome = error::catch(|| match &self.dsn {
             _ if self.is_wanted => Ok(false),
@@ -146,8 +149,8 @@ impl Slot {
         true
     }
 
-    /// Drops it; one that is not there is fine. One that is read from is an error at once: to wait for
-    /// it would hold up the others. False if the provider is another node now.
+    /// Drops it; one that is not there is fine. One that is read from is an error at once: to wait
+    /// for it would hold up the others. False if the provider is another node now.
     fn drop(&self, dsn: &str) -> Result<bool, PgError> {
         let mut connection = Connection::open(dsn, "braid cleanup", Mode::Replication)?;
         connection.give_up_when_silent();

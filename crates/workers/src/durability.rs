@@ -1,8 +1,11 @@
-//! When what was applied here counts as durable, and may be confirmed to the provider. Run by the leader.
+//! When what was applied here counts as durable, and may be confirmed to the provider. Run by the
+//! leader.
 //!
-//! Appliers commit asynchronously, whatever `synchronous_commit` a subscription has, except with `apply_mode => 'serial'`: a wait in each commit, for the disk or a
-//! standby, would be one after the other, as commits are in order. Instead the leader waits for what the setting asks for,
-//! once for all that was committed meanwhile, before it confirms. What is lost in a crash was never confirmed and comes again.
+//! Appliers commit asynchronously, whatever `synchronous_commit` a subscription has, except with
+//! `apply_mode => 'serial'`: a wait in each commit, for the disk or a standby, would be one after
+//! the other, as commits are in order. Instead the leader waits for what the setting asks for, once
+//! for all that was committed meanwhile, before it confirms. What is lost in a crash was never
+//! confirmed and comes again.
 
 use braid_bgworker::subscription_option::SynchronousCommit;
 use braid_postgres::wal;
@@ -15,7 +18,8 @@ pub enum Durability {
     Lazy,
     /// On disk here, at once.
     Local,
-    /// And as far at the synchronous standbys of this server, if it has any: index of the position in `WalSndCtl`.
+    /// And as far at the synchronous standbys of this server, if it has any: index of the position
+    /// in `WalSndCtl`.
     Standbys(usize),
 }
 

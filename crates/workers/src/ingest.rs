@@ -1,8 +1,10 @@
-//! `braid.ingest`: records in gir-json, applied in the caller's transaction. Run by the session that calls it.
+//! `braid.ingest`: records in gir-json, applied in the caller's transaction. Run by the session
+//! that calls it.
 //!
-//! Invariants: a source's position moves in `braid.ingest_source`, in the transaction that applies its records, so that both are there
-//! or neither is, whatever is rolled back, savepoints included (I1). A replication origin of ours marks the transaction as the
-//! source's; its own position only follows, since PostgreSQL would move that at an abort too. The mark is taken away at the
+//! Invariants: a source's position moves in `braid.ingest_source`, in the transaction that applies
+//! its records, so that both are there or neither is, whatever is rolled back, savepoints included
+//! (I1). A replication origin of ours marks the transaction as the source's; its own position only
+//! follows, since PostgreSQL would move that at an abort too. The mark is taken away at the
 //! transaction's end, or with the savepoint that set it (I8). One transaction has one origin.
 //!
 //! Not for: telling what records look like, which is `braid_gir`'s.
@@ -47,7 +49,8 @@ pub struct Done {
 }
 
 thread_local! {
-    /// The session of the call in hand. One that is found here by a later call was left behind by an error.
+    /// The session of the call in hand. One that is found here by a later call was left behind by
+    /// an error.
     static SESSION: RefCell<Option<Session>> = const { RefCell::new(None) };
 }
 
@@ -74,9 +77,9 @@ impl Input {
 /// Apply records in the transaction that is open.
 ///
 /// # Errors
-/// 22023 for what is not gir-json, or for records out of order; 0A000 in a transaction that can't take them, and for such
-/// of transactions that have not committed; what applying a
-/// subscription's change would say. Whatever it is, the transaction, or its savepoint, is to be rolled back.
+/// 22023 for what is not gir-json, or for records out of order; 0A000 in a transaction that can't
+/// take them, and for such of transactions that have not committed; what applying a subscription's
+/// change would say. Whatever it is, the transaction, or its savepoint, is to be rolled back.
 pub fn ingest(request: &Request<'_>) -> Result<Done, PgError> {
     check_transaction()?;
     if let Some(left) = SESSION.take() {
@@ -108,7 +111,8 @@ fn check_transaction() -> Result<(), PgError> {
     Ok(())
 }
 
-/// Run `work` under the settings that an applier has, and put the session's own back. An error leaves that to the abort.
+/// Run `work` under the settings that an applier has, and put the session's own back. An error
+/// leaves that to the abort.
 fn settings_for<T>(work: impl FnOnce() -> Result<T, PgError>) -> Result<T, PgError> {
     with_settings(
         &[
@@ -196,8 +200,8 @@ fn read(gir: Jsonb) -> Result<Input, PgError> {
     Ok(input)
 }
 
-/// A source's records are of transactions that have committed: of others it would have to be known what becomes of them, and a
-/// position says only what has ended.
+/// A source's records are of transactions that have committed: of others it would have to be known
+/// what becomes of them, and a position says only what has ended.
 fn uncommitted() -> PgError {
     PgError::new(
         SqlState::FeatureNotSupported,
@@ -351,9 +355,11 @@ fn lock_source(source: &str) -> Result<u64, PgError> {
         .ok_or_else(|| PgError::new(SqlState::InternalError, "position of the source is missing"))
 }
 
-/// Forget a source: what comes under its name later is new, whatever its position. False when there is none.
+/// Forget a source: what comes under its name later is new, whatever its position. False when there
+/// is none.
 ///
-/// Its origins stay, and stand for their nodes: the versions of rows that came from it refer to them.
+/// Its origins stay, and stand for their nodes: the versions of rows that came from it refer to
+/// them.
 ///
 /// # Errors
 /// Whatever SPI says.

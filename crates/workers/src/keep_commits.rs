@@ -16,15 +16,18 @@ use pgrx::pg_sys;
 /// Blocks that are copied in one transaction: a million commit timestamps, some four megabytes.
 const BLOCKS_AT_ONCE: u64 = 64;
 
-/// Which transactions are old enough, in transactions since: well before PostgreSQL may forget them. What bounds that is the database
-/// which is vacuumed least, mostly `template0`: only autovacuum comes there, which leaves as many transactions as `vacuum_freeze_min_age` says.
+/// Which transactions are old enough, in transactions since: well before PostgreSQL may forget
+/// them. What bounds that is the database which is vacuumed least, mostly `template0`: only
+/// autovacuum comes there, which leaves as many transactions as `vacuum_freeze_min_age` says.
 fn age() -> u64 {
     let freeze = server::vacuum_freeze_min_age() / 2;
     u64::try_from(settings::keep_commits_older_than().min(freeze)).unwrap_or(0)
 }
 
-/// Remove what is not needed any more, and copy what may be: everything up to `before` (microseconds since 1970-01-01 UTC) has arrived. Where
-/// that is not known, all may be needed. `nobody`: nothing arrives at all. Returns whether there is more to copy at once. Outside of a transaction.
+/// Remove what is not needed any more, and copy what may be: everything up to `before`
+/// (microseconds since 1970-01-01 UTC) has arrived. Where that is not known, all may be needed.
+/// `nobody`: nothing arrives at all. Returns whether there is more to copy at once. Outside of a
+/// transaction.
 ///
 /// # Errors
 /// Whatever PostgreSQL raises.
@@ -49,7 +52,8 @@ pub fn tend(before: Option<i64>, nobody: bool) -> Result<bool, PgError> {
     Ok(more)
 }
 
-/// Whoever reads meanwhile finds a range that is too large at worst: one of the two was wider before, or is now.
+/// Whoever reads meanwhile finds a range that is too large at worst: one of the two was wider
+/// before, or is now.
 fn publish(entry: &ManagerEntry, from: u64, to: u64) {
     entry.kept_commits_to.store(to, Ordering::SeqCst);
     entry.kept_commits_from.store(from, Ordering::SeqCst);
@@ -80,8 +84,8 @@ enum Reach {
     All,
 }
 
-/// Copy all commit timestamps before PostgreSQL forgets them at once, as `pg_upgrade` has it. In a transaction of the caller's, who sees to it that nobody
-/// else does.
+/// Copy all commit timestamps before PostgreSQL forgets them at once, as `pg_upgrade` has it. In a
+/// transaction of the caller's, who sees to it that nobody else does.
 ///
 /// # Errors
 /// Whatever PostgreSQL raises.

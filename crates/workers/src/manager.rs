@@ -1,9 +1,11 @@
-//! The manager process: one for each database that has the extension. It starts and stops the leaders of subscriptions as the
-//! catalog says, drops the slots that dropped subscriptions left at providers, has local deletions collected where other nodes may
-//! send older changes of the rows, and removes what is too old to be needed.
+//! The manager process: one for each database that has the extension. It starts and stops the
+//! leaders of subscriptions as the catalog says, drops the slots that dropped subscriptions left at
+//! providers, has local deletions collected where other nodes may send older changes of the rows,
+//! and removes what is too old to be needed.
 //!
-//! It acts on what is committed, woken by the commit of a change, so nothing takes effect before. A leader that ended is started
-//! again after a pause that doubles with each failure in a row; one whose subscription has an error is not.
+//! It acts on what is committed, woken by the commit of a change, so nothing takes effect before. A
+//! leader that ended is started again after a pause that doubles with each failure in a row; one
+//! whose subscription has an error is not.
 
 mod collecting;
 mod grouping;
@@ -280,7 +282,8 @@ fn read() -> Result<State, PgError> {
     let cleanup = rows("select 1::text from braid.slot_cleanup limit 1", &[])?;
     let values = rows("select 1::text from braid.own_value limit 1", &[])?;
     let orphans = rows("select 1::text from braid.foreign_key_rule limit 1", &[])?;
-    // Whoever reads changes here may write the same rows, and so may each provider, and each source.
+    // Whoever reads changes here may write the same rows, and so may each provider, and each
+    // source.
     let several = rows(
         "select 1::text \
          from (select (select count(*) from braid.subscription) + (select count(*) from braid.ingest_source), \
@@ -351,7 +354,8 @@ fn read() -> Result<State, PgError> {
 }
 
 impl Manager {
-    /// The database must not act as a node: have everything end that still runs. Returns how long to wait.
+    /// The database must not act as a node: have everything end that still runs. Returns how long
+    /// to wait.
     fn rest(&mut self, refusal: &PgError, entry: &ManagerEntry) -> Duration {
         if self.refused.as_ref() != Some(&refusal.message) {
             refusal.log("braid manager: nothing runs here");
@@ -407,8 +411,8 @@ impl Manager {
             versions::tables::changed(false);
         }
         self.reap(wanted);
-        // What an applier did not come to, since it was ended or failed: before others start, and with each look at what runs, since
-        // until then this node lacks a row that others have.
+        // What an applier did not come to, since it was ended or failed: before others start, and
+        // with each look at what runs, since until then this node lacks a row that others have.
         if let Err(failure) = braid_apply::tell_displacements() {
             failure.log("could not tell other nodes of rows that have left");
         }
@@ -539,7 +543,8 @@ impl Manager {
         }
     }
 
-    /// Give back the entries of subscriptions that are gone, and forget the pauses of those that do not run.
+    /// Give back the entries of subscriptions that are gone, and forget the pauses of those that do
+    /// not run.
     fn release(&mut self, wanted: &[Wanted], known: &[u32]) {
         let database = process::my_database();
         for entry in registry::subscriptions() {
@@ -554,7 +559,8 @@ impl Manager {
                 && !self.leaders.contains_key(&id)
             {
                 entry.set_activity(Activity::Stopped);
-                // Whoever lets it run again starts with a short pause, and without an error of the past.
+                // Whoever lets it run again starts with a short pause, and without an error of the
+                // past.
                 entry.failures.store(0, Ordering::Release);
             }
         }
@@ -659,7 +665,8 @@ impl Manager {
         }
     }
 
-    /// Have a worker of its own look for rows whose referenced row is missing: it reads whole tables, and triggers of users may fire.
+    /// Have a worker of its own look for rows whose referenced row is missing: it reads whole
+    /// tables, and triggers of users may fire.
     fn look_for_orphans(&mut self, wanted: bool, wait: &mut Duration) {
         let interval = settings::orphan_check_interval().filter(|_| wanted);
         if let Some(handle) = &self.orphans {

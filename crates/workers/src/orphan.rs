@@ -1,13 +1,18 @@
-//! Rows whose referenced row is missing under a foreign key: looked for in tables for which a rule was set with
-//! `braid.set_foreign_key_rule`, recorded in the history, and deleted if the rule says so; or the referenced row is put back (`parent.rs`). Run by a process of its own, which the manager
-//! starts every `braid.orphan_check_interval` and which ends when it has looked at each table once.
+//! Rows whose referenced row is missing under a foreign key: looked for in tables for which a rule
+//! was set with `braid.set_foreign_key_rule`, recorded in the history, and deleted if the rule says
+//! so; or the referenced row is put back (`parent.rs`). Run by a process of its own, which the
+//! manager starts every `braid.orphan_check_interval` and which ends when it has looked at each
+//! table once.
 //!
-//! Appliers check no foreign keys, so a row may stay whose referenced row lost a conflict, or was deleted at another node at the same time.
-//! A referenced row may also only be late, as it comes by another stream. So a row counts only once everything has arrived that was committed up
-//! to its own version: a writer's node has the referenced row when the row is written, so the version of the referenced row is older.
+//! Appliers check no foreign keys, so a row may stay whose referenced row lost a conflict, or was
+//! deleted at another node at the same time. A referenced row may also only be late, as it comes by
+//! another stream. So a row counts only once everything has arrived that was committed up to its
+//! own version: a writer's node has the referenced row when the row is written, so the version of
+//! the referenced row is older.
 //!
-//! A deletion is one of this node's own: it goes to all nodes and is judged by versions, as any other. So nodes agree whoever
-//! deletes, and however many do. Statements run as the table's owner and may do no more than that role may.
+//! A deletion is one of this node's own: it goes to all nodes and is judged by versions, as any
+//! other. So nodes agree whoever deletes, and however many do. Statements run as the table's owner
+//! and may do no more than that role may.
 
 mod parent;
 
@@ -22,7 +27,8 @@ use pgrx::pg_sys;
 
 use crate::purge;
 
-/// How much later than its own version everything has to have arrived, in microseconds: a commit is in WAL a moment after its time.
+/// How much later than its own version everything has to have arrived, in microseconds: a commit is
+/// in WAL a moment after its time.
 const MARGIN_MICROS: i64 = 1_000_000;
 /// How many rows are looked at in a transaction.
 const STEP: usize = 1_000;
@@ -70,7 +76,8 @@ struct Orphan {
 pub fn main(argument: pg_sys::Datum) {
     worker::initialize();
     crate::connect(argument);
-    // Whoever has a table locked is not waited for; nor is row-level security to hide referenced rows.
+    // Whoever has a table locked is not waited for; nor is row-level security to hide referenced
+    // rows.
     worker::set("lock_timeout", "1s");
     worker::set("row_security", "off");
     let found = error::transaction(|| {
@@ -122,8 +129,8 @@ fn watched() -> Result<Vec<Watched>, PgError> {
         .collect())
 }
 
-/// Looks at all orphans under a foreign key, some in each transaction, in the order of their places.
-/// So none of them hides those behind it, however many stay.
+/// Looks at all orphans under a foreign key, some in each transaction, in the order of their
+/// places. So none of them hides those behind it, however many stay.
 fn settle(watched: &Watched, before: i64) -> Result<(), PgError> {
     let mut after = None;
     loop {

@@ -1,16 +1,17 @@
 //! Values that this node has computed for rows of its own. A statement of another node has added a
-//! column with a volatile default, and was run here (`apply/statement.rs`): each row got a value, and
-//! those that the other node has sent again have its value by the end of the transaction. It did not
-//! know the others: they were written here, or came here, before. Run by a process of its own, which
-//! the manager starts when `braid.own_value` has something, and which ends when nothing is left.
+//! column with a volatile default, and was run here (`apply/statement.rs`): each row got a value,
+//! and those that the other node has sent again have its value by the end of the transaction. It
+//! did not know the others: they were written here, or came here, before. Run by a process of its
+//! own, which the manager starts when `braid.own_value` has something, and which ends when nothing
+//! is left.
 //!
-//! Such a row is updated, as this node's own change. So each node sends a version of it that is newer
-//! than the row, and the newest one of all wins, as with other updates. Which rows are left is told
-//! by what is stored: the transaction that has rewritten the table has written them, and they are no
-//! later state of a row.
+//! Such a row is updated, as this node's own change. So each node sends a version of it that is
+//! newer than the row, and the newest one of all wins, as with other updates. Which rows are left
+//! is told by what is stored: the transaction that has rewritten the table has written them, and
+//! they are no later state of a row.
 //!
-//! A row that somebody has locked is left out, and looked at again later: if it is updated meanwhile,
-//! that sends its values.
+//! A row that somebody has locked is left out, and looked at again later: if it is updated
+//! meanwhile, that sends its values.
 
 use braid_apply::are_first_states;
 use braid_bgworker::sqlstate::SqlState;
@@ -46,7 +47,8 @@ pub fn main(argument: pg_sys::Datum) {
     worker::set("row_security", "off");
     // No trigger sees it, as none sees the statement that has computed the values.
     worker::set("session_replication_role", "replica");
-    // Rows are looked at in the order of their places, and those behind one without those before it.
+    // Rows are looked at in the order of their places, and those behind one without those before
+    // it.
     worker::set("synchronize_seqscans", "off");
     worker::set("enable_seqscan", "off");
     worker::set("max_parallel_workers_per_gather", "0");

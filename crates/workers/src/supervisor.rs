@@ -1,5 +1,5 @@
-//! The supervisor process: one for the server, started by `shared_preload_libraries`. It sees to it that each database that has
-//! the extension has a manager. It is connected to no database.
+//! The supervisor process: one for the server, started by `shared_preload_libraries`. It sees to it
+//! that each database that has the extension has a manager. It is connected to no database.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
@@ -14,7 +14,8 @@ use pgrx::pg_sys;
 
 /// A manager that ended is not started again sooner.
 const PAUSE: Duration = Duration::from_secs(1);
-/// A manager that has not found out by then whether its database has the extension holds up no other: it may wait for a lock.
+/// A manager that has not found out by then whether its database has the extension holds up no
+/// other: it may wait for a lock.
 const PROBE_LIMIT: Duration = Duration::from_secs(5);
 
 /// Register the supervisor. Called while the postmaster loads its libraries.
@@ -57,9 +58,9 @@ pub fn main(_argument: pg_sys::Datum) {
 
 /// Start managers that are missing. Returns how long to wait.
 ///
-/// Whether a database has the extension only a process that is connected to it can tell, so each is given a manager to find out. One
-/// after the other: all of a server's databases at once would take the worker processes that others need. Where somebody has asked,
-/// nothing is waited for.
+/// Whether a database has the extension only a process that is connected to it can tell, so each is
+/// given a manager to find out. One after the other: all of a server's databases at once would take
+/// the worker processes that others need. Where somebody has asked, nothing is waited for.
 fn tend(
     databases: &[u32],
     managers: &mut HashMap<u32, Manager>,
@@ -154,7 +155,8 @@ fn tend(
             }
         }
     }
-    // One whose database can't be connected to any more may still run: it is not to be given a second.
+    // One whose database can't be connected to any more may still run: it is not to be given a
+    // second.
     managers.retain(|database, manager| {
         databases.contains(database) || manager.handle.status() != worker::Status::Ended
     });

@@ -1,8 +1,11 @@
-//! What moves a node to another server by `pg_upgrade`, beside SQL. Run by the sessions that call `braid.prepare_upgrade` and `braid.finish_upgrade`.
+//! What moves a node to another server by `pg_upgrade`, beside SQL. Run by the sessions that call
+//! `braid.prepare_upgrade` and `braid.finish_upgrade`.
 //!
-//! `pg_upgrade` carries tables along, and transaction ids, and the numbers of tables, types and roles. It leaves behind replication origins with their
-//! positions, commit timestamps, the numbers of functions and, before PostgreSQL 17, slots; and the server gets another system identifier. So the node
-//! writes these down before, and has them made again afterwards, under the same numbers: rows of Braid's tables refer to them.
+//! `pg_upgrade` carries tables along, and transaction ids, and the numbers of tables, types and
+//! roles. It leaves behind replication origins with their positions, commit timestamps, the numbers
+//! of functions and, before PostgreSQL 17, slots; and the server gets another system identifier. So
+//! the node writes these down before, and has them made again afterwards, under the same numbers:
+//! rows of Braid's tables refer to them.
 
 use std::sync::atomic::Ordering;
 
@@ -20,7 +23,8 @@ pub fn is_under_way() -> bool {
     server::is_binary_upgrade()
 }
 
-/// What of this database's workers still runs; `None` when all have ended and the collector's slot is gone.
+/// What of this database's workers still runs; `None` when all have ended and the collector's slot
+/// is gone.
 #[must_use]
 pub fn still_running() -> Option<&'static str> {
     let database = process::my_database();
@@ -35,7 +39,8 @@ pub fn still_running() -> Option<&'static str> {
     waiting::has_slot().then_some("The collector of deletions has not let go of its slot.")
 }
 
-/// Whether the collector has all that was deleted here before a position in WAL. It is asked to go on.
+/// Whether the collector has all that was deleted here before a position in WAL. It is asked to go
+/// on.
 #[must_use]
 pub fn is_collected(position: u64) -> bool {
     if !registry::remembers_deletions() {

@@ -1,7 +1,8 @@
 //! Transactions, changes and messages as they are written, in either version.
 //!
-//! Version 1 has one object for a transaction: [`Document::begin`], each change and [`Document::commit`] append its pieces to
-//! what may be one message or, with `write-in-chunks`, one each. Version 2 has one object for each.
+//! Version 1 has one object for a transaction: [`Document::begin`], each change and
+//! [`Document::commit`] append its pieces to what may be one message or, with `write-in-chunks`,
+//! one each. Version 2 has one object for each.
 
 use super::escape::{push_integer, push_string, push_unsigned};
 use super::layout::{Image, Layout, Style};
@@ -99,7 +100,8 @@ impl Document {
         }
     }
 
-    /// A transaction starts: in version 1 the start of its object, in version 2 an object of its own.
+    /// A transaction starts: in version 1 the start of its object, in version 2 an object of its
+    /// own.
     pub fn begin(&mut self, out: &mut Vec<u8>, transaction: &TransactionText<'_>) {
         self.changes = 0;
         match self.version {
@@ -338,7 +340,8 @@ impl Document {
         push_string(out, message.content);
     }
 
-    /// The transaction is over: in version 1 the end of its object, in version 2 an object of its own.
+    /// The transaction is over: in version 1 the end of its object, in version 2 an object of its
+    /// own.
     pub fn commit(&mut self, out: &mut Vec<u8>, transaction: &TransactionText<'_>) {
         match self.version {
             Version::One => {

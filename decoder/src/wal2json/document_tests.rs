@@ -62,8 +62,8 @@ const TRANSACTION: TransactionText<'static> = TransactionText {
     end_lsn: 0x1_0000_00CD,
 };
 
-/// An insert, an update, an update that changes the key, a delete and a message, each piece on a line of its own if
-/// `lines`.
+/// An insert, an update, an update that changes the key, a delete and a message, each piece on a
+/// line of its own if `lines`.
 fn transaction(given: &[(&str, &str)], relation: RelationText, lines: bool) -> String {
     let options = parse(given);
     let layout = Layout::new(relation, &options);

@@ -73,8 +73,9 @@ fn hex_pair(byte: u8) -> [u8; 2] {
     [digit(byte >> 4), digit(byte & 15)]
 }
 
-/// Append the name of a type as `format_type` gives it. wal2json takes a quoted identifier for a JSON string as it is; where that
-/// would be none (a schema before or after it, a quote or a backslash in it) this escapes it.
+/// Append the name of a type as `format_type` gives it. wal2json takes a quoted identifier for a
+/// JSON string as it is; where that would be none (a schema before or after it, a quote or a
+/// backslash in it) this escapes it.
 pub(super) fn push_type_name(out: &mut Vec<u8>, name: &[u8]) {
     match name {
         [b'"', inner @ .., b'"'] if plain_prefix(inner) == inner.len() => {

@@ -1,4 +1,5 @@
-//! What all changes of a relation have in common, prepared once: everything but values is bytes that are only copied.
+//! What all changes of a relation have in common, prepared once: everything but values is bytes
+//! that are only copied.
 
 use super::escape::{push_integer, push_string, push_type_name, push_unsigned};
 use super::options::{Version, Wal2JsonOptions};
@@ -8,7 +9,8 @@ use super::options::{Version, Wal2JsonOptions};
 pub struct ColumnText {
     /// Its name.
     pub name: Vec<u8>,
-    /// Its type as it is to be shown: what `format_type` gives, or the bare name ([`Wal2JsonOptions::formats_types`]).
+    /// Its type as it is to be shown: what `format_type` gives, or the bare name
+    /// ([`Wal2JsonOptions::formats_types`]).
     pub type_name: Vec<u8>,
     /// OID of its type.
     pub type_oid: u32,
@@ -208,7 +210,8 @@ impl Layout {
         layout
     }
 
-    /// Whether old rows can be told from one another: without this, updates and deletes are not written.
+    /// Whether old rows can be told from one another: without this, updates and deletes are not
+    /// written.
     #[must_use]
     pub fn has_identity(&self) -> bool {
         self.relation.full_identity || !self.identity.is_empty()
@@ -251,7 +254,8 @@ impl Layout {
         self.put_key_lists(&mut bytes, self.old_columns());
         self.identity_keys = bytes;
 
-        // The identity's index, where that is the primary key by default. Nothing for a relation without one.
+        // The identity's index, where that is the primary key by default. Nothing for a relation
+        // without one.
         let primary = indexes(&self.relation, |column| column.in_primary_key);
         if options.primary_key && self.relation.default_identity && !primary.is_empty() {
             let mut bytes = vec![b','];
@@ -455,8 +459,8 @@ impl Layout {
         out.extend_from_slice(&self.primary_key);
     }
 
-    /// Append a new row, with a comma before it. Columns that an inserted row lacks are always named:
-    /// a reader would take them for null. `scratch` is only memory.
+    /// Append a new row, with a comma before it. Columns that an inserted row lacks are always
+    /// named: a reader would take them for null. `scratch` is only memory.
     #[inline]
     pub(super) fn put_new<I: Image>(
         &self,
@@ -504,8 +508,8 @@ impl Layout {
         }
     }
 
-    /// Append what identifies the old row, with a comma before it: of `row`, which is the old one or, where that is not in WAL
-    /// because no column of the identity changed, the new one.
+    /// Append what identifies the old row, with a comma before it: of `row`, which is the old one
+    /// or, where that is not in WAL because no column of the identity changed, the new one.
     #[inline]
     pub(super) fn put_identity<I: Image>(
         &self,
@@ -522,7 +526,8 @@ impl Layout {
         match self.version {
             Version::One => {
                 scratch.clear();
-                // A key has nulls in all other columns, and what is null is left out of a whole row too.
+                // A key has nulls in all other columns, and what is null is left out of a whole row
+                // too.
                 let candidates = if is_old { &self.all } else { &self.identity };
                 let present = |index: &&usize| row.state(**index) == State::Present;
                 scratch.extend(candidates.iter().filter(present));

@@ -1,11 +1,14 @@
-//! Lists in option values: separated by commas, with spaces around, a backslash before a character that means itself.
+//! Lists in option values: separated by commas, with spaces around, a backslash before a character
+//! that means itself.
 
-/// What C's `isspace` takes for white space: the vertical tab (0x0b) too, which `u8::is_ascii_whitespace` leaves out.
+/// What C's `isspace` takes for white space: the vertical tab (0x0b) too, which
+/// `u8::is_ascii_whitespace` leaves out.
 pub(super) const fn is_space(byte: u8) -> bool {
     matches!(byte, b' ' | b'\t' | b'\n' | 0x0b | 0x0c | b'\r')
 }
 
-/// The members of a list, with their backslashes; `None` for what is no list: an empty member, or two words in one.
+/// The members of a list, with their backslashes; `None` for what is no list: an empty member, or
+/// two words in one.
 pub(super) fn split(list: &str) -> Option<Vec<&str>> {
     let members = split_loosely(list)?;
     let whole = members.iter().all(|member| !member.is_empty());
@@ -36,8 +39,8 @@ pub(super) fn split_loosely(list: &str) -> Option<Vec<&str>> {
                 _ => at += 1,
             }
         }
-        // A backslash at the very end escapes nothing. One before a character of several bytes is in step again after it: no
-        // continuation byte is a comma, a space or a backslash.
+        // A backslash at the very end escapes nothing. One before a character of several bytes is
+        // in step again after it: no continuation byte is a comma, a space or a backslash.
         at = at.min(bytes.len());
         members.push(list.get(start..at)?);
         at = skip_space(at);

@@ -38,8 +38,8 @@ pub const OPTIONS: [&str; 27] = [
     "max-message-size",
 ];
 
-/// How many bytes of one transaction version 1 puts into one message unless it is told otherwise. Close to the 1 GB that a
-/// message, or a value of an SQL function, can have at most.
+/// How many bytes of one transaction version 1 puts into one message unless it is told otherwise.
+/// Close to the 1 GB that a message, or a value of an SQL function, can have at most.
 const MAX_MESSAGE_BYTES: usize = (1 << 30) - (64 << 10);
 /// The least that may be asked for.
 const MIN_MESSAGE_BYTES: usize = 8 << 10;
@@ -162,7 +162,8 @@ pub struct Wal2JsonOptions {
     pub lsn: bool,
     /// `include-transaction`; version 1 ignores it.
     pub transaction: bool,
-    /// `include-unchanged-toast-marker`: say which columns are left out because their value is not in WAL.
+    /// `include-unchanged-toast-marker`: say which columns are left out because their value is not
+    /// in WAL.
     pub unchanged_marker: bool,
     /// `filter-origins`: identifiers of replication origins from which nothing is written.
     pub filter_origins: Vec<u32>,
@@ -214,9 +215,10 @@ impl Default for Wal2JsonOptions {
 }
 
 impl Wal2JsonOptions {
-    /// Read the options; the first one that is wrong is the error. Of a name that is given several times the last counts, but
-    /// for what wal2json adds up: the members of `filter-tables`, `filter-origins`, `filter-msg-prefixes` and
-    /// `add-msg-prefixes` are put together, until one without a value clears the list, and `pretty-print` stays on.
+    /// Read the options; the first one that is wrong is the error. Of a name that is given several
+    /// times the last counts, but for what wal2json adds up: the members of `filter-tables`,
+    /// `filter-origins`, `filter-msg-prefixes` and `add-msg-prefixes` are put together, until one
+    /// without a value clears the list, and `pretty-print` stays on.
     ///
     /// # Errors
     /// [`Error`].
@@ -319,7 +321,8 @@ impl Wal2JsonOptions {
         self.typmod || matches!(self.version, Version::Two)
     }
 
-    /// Whether values of a domain are written as its base type's are. Version 1 does where it shows that type, version 2 does not.
+    /// Whether values of a domain are written as its base type's are. Version 1 does where it shows
+    /// that type, version 2 does not.
     #[must_use]
     pub const fn unwraps_domains(&self) -> bool {
         self.types && self.domain_data_type && matches!(self.version, Version::One)
@@ -335,8 +338,8 @@ impl Wal2JsonOptions {
                 .is_none_or(|patterns| patterns.matches(schema, table))
     }
 
-    /// Whether changes of a table that belongs to the extension are written: only if `add-tables` has its schema by name. Statements for
-    /// other nodes, and of them, can have passwords.
+    /// Whether changes of a table that belongs to the extension are written: only if `add-tables`
+    /// has its schema by name. Statements for other nodes, and of them, can have passwords.
     #[must_use]
     pub fn wants_own_table(&self, schema: &str, table: &str) -> bool {
         !matches!(table, "ddl_message" | "parked_record")
@@ -347,8 +350,8 @@ impl Wal2JsonOptions {
                 .is_some_and(|patterns| patterns.name_schema_of(schema, table))
     }
 
-    /// Put what is compared with bytes of messages, the prefixes, from UTF-8 into the encoding that these are in. `encode` is `None` for a
-    /// text that this encoding does not have.
+    /// Put what is compared with bytes of messages, the prefixes, from UTF-8 into the encoding that
+    /// these are in. `encode` is `None` for a text that this encoding does not have.
     pub fn encode(&mut self, encode: impl Fn(&str) -> Option<Vec<u8>>) {
         self.filter_prefixes.encode(&encode);
         self.add_prefixes.encode(&encode);
@@ -447,8 +450,8 @@ fn read_size(option: &'static str, text: &str) -> Result<usize> {
         })
 }
 
-/// The number that a text starts with, 0 for none: what C's `atoi` makes of it where a long has 64 bits, as the unsigned number
-/// of the same bits.
+/// The number that a text starts with, 0 for none: what C's `atoi` makes of it where a long has 64
+/// bits, as the unsigned number of the same bits.
 fn leading_number(text: &str) -> u32 {
     let (negative, digits) = match text.strip_prefix('-') {
         Some(digits) => (true, digits),
@@ -470,8 +473,9 @@ fn leading_number(text: &str) -> u32 {
     number
 }
 
-/// An integer as PostgreSQL reads it in a setting without a unit (`parse_int` of src/backend/utils/misc/guc.c, 15): decimal,
-/// octal after 0, hexadecimal after 0x, or a decimal fraction that is rounded; white space around.
+/// An integer as PostgreSQL reads it in a setting without a unit (`parse_int` of
+/// src/backend/utils/misc/guc.c, 15): decimal, octal after 0, hexadecimal after 0x, or a decimal
+/// fraction that is rounded; white space around.
 fn read_integer(text: &str) -> Option<i32> {
     let text = text.trim_matches(|character| u8::try_from(character).is_ok_and(list::is_space));
     let (negative, digits) = match text.strip_prefix('-') {

@@ -78,7 +78,8 @@ impl Prefixes {
         list::split(text).map(|members| Self(members.into_iter().map(Vec::from).collect()))
     }
 
-    /// Put them from UTF-8 into the encoding that messages are in. What that lacks stays as it is: no message has it.
+    /// Put them from UTF-8 into the encoding that messages are in. What that lacks stays as it is:
+    /// no message has it.
     pub(super) fn encode(&mut self, encode: impl Fn(&str) -> Option<Vec<u8>>) {
         for member in &mut self.0 {
             if let Some(there) = std::str::from_utf8(member).ok().and_then(&encode) {

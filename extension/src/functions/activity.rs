@@ -1,7 +1,7 @@
 //! What the workers are doing, from shared memory: the functions under the monitoring views.
 //!
-//! Positions and times are returned as the 64-bit numbers that PostgreSQL's pg_lsn and timestamptz are; the install script
-//! declares them as such.
+//! Positions and times are returned as the 64-bit numbers that PostgreSQL's pg_lsn and timestamptz
+//! are; the install script declares them as such.
 
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering, fence};
@@ -37,7 +37,8 @@ fn wait(place: &AtomicU32, pid: i32) -> Option<String> {
     if let Some(wait) = Wait::from_u32(place.load(Ordering::Relaxed)) {
         return Some(wait.name().to_string_lossy().into_owned());
     }
-    // SAFETY: the entry of a process is in shared memory for good, whoever has it by now; a number is read whole, and the names are constants.
+    // SAFETY: the entry of a process is in shared memory for good, whoever has it by now; a number
+    // is read whole, and the names are constants.
     unsafe {
         let process = pg_sys::BackendPidGetProc(pid);
         if process.is_null() {
@@ -49,7 +50,8 @@ fn wait(place: &AtomicU32, pid: i32) -> Option<String> {
     }
 }
 
-/// What `read` makes of each entry of this database's subscriptions. An entry that becomes another's meanwhile is left out.
+/// What `read` makes of each entry of this database's subscriptions. An entry that becomes
+/// another's meanwhile is left out.
 fn subscriptions<T>(read: impl Fn(i32, &registry::SubscriptionEntry) -> T) -> Vec<T> {
     let database = process::my_database();
     registry::subscriptions()

@@ -73,8 +73,8 @@ fn chosen<T: Value>(option: &str, given: Option<Text>) -> Outcome<Option<T>> {
     text(given).map(|text| choice(option, &text)).transpose()
 }
 
-/// That no transaction is committed in part: the rest would come otherwise. The subscription's row is locked, so none will be until the
-/// caller's transaction ends.
+/// That no transaction is committed in part: the rest would come otherwise. The subscription's row
+/// is locked, so none will be until the caller's transaction ends.
 fn check_nothing_half_applied(subscription: &local::Subscription) -> Outcome<()> {
     let name = &subscription.name;
     let outstanding = query(
@@ -95,11 +95,13 @@ fn check_nothing_half_applied(subscription: &local::Subscription) -> Outcome<()>
     )))
 }
 
-/// That it stays whether transactions are prepared here: what is prepared at this moment would come neither way, or both.
+/// That it stays whether transactions are prepared here: what is prepared at this moment would come
+/// neither way, or both.
 fn check_two_phase(subscription: &local::Subscription, request: &Request) -> Outcome<()> {
     let is_two_phase = subscription.options.two_phase;
     if is_two_phase {
-        // Another slot would send it whole, with its locks held here; another origin might not send its end.
+        // Another slot would send it whole, with its locks held here; another origin might not send
+        // its end.
         if (request.slot_name.is_some() || request.origin.is_some())
             && let Some(gid) = prepared_for(subscription).first()
         {
@@ -139,7 +141,8 @@ fn alter(name: &str, dsn: Option<&str>, request: &Request, caller: pg_sys::Oid) 
         .map_or(Ok(()), check_slot_name)?;
     local::check_node(local::lock_node())?;
     let mut subscription = local::lock_subscription(name)?;
-    // What it is to be, by what changes and what stays; but it stays whether transactions are prepared here.
+    // What it is to be, by what changes and what stays; but it stays whether transactions are
+    // prepared here.
     let mut options = subscription.options.clone();
     options.change(request);
     options.two_phase = subscription.options.two_phase;
@@ -219,7 +222,8 @@ fn alter(name: &str, dsn: Option<&str>, request: &Request, caller: pg_sys::Oid) 
     Ok(())
 }
 
-/// Write down what is to change of the subscription with this id. `connection`: number of its new connection string. `start_lsn`: where its new slot starts.
+/// Write down what is to change of the subscription with this id. `connection`: number of its new
+/// connection string. `start_lsn`: where its new slot starts.
 fn store(id: &str, connection: Option<&str>, request: &Request, start_lsn: Option<&str>) {
     let mut arguments = vec![Some(id), connection, start_lsn];
     let texts = request.texts();

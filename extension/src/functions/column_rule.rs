@@ -109,7 +109,8 @@ fn told_by(node: &str) -> String {
     format!("Node \"{node}\" has set it on all nodes.")
 }
 
-/// A rule has come for a table that is not here: if that is made later, nothing would say that it lacks the rule.
+/// A rule has come for a table that is not here: if that is made later, nothing would say that it
+/// lacks the rule.
 fn missing_table(table: &str, column: &str, node: &str, is_required: bool) -> Outcome<()> {
     if is_required {
         return Err(Failure::state(format!(
@@ -274,8 +275,9 @@ struct Author<'a> {
     on_all_nodes: bool,
 }
 
-/// Set a rule, or leave the one that is there, if that is newer. Whether it was set. That there is none stays as one without a name: rows that a
-/// rule has made are still to be known as such, and where it counts on all nodes it has to be compared.
+/// Set a rule, or leave the one that is there, if that is newer. Whether it was set. That there is
+/// none stays as one without a name: rows that a rule has made are still to be known as such, and
+/// where it counts on all nodes it has to be compared.
 fn set(relation: &str, number: &str, rule: Option<ColumnRule>, author: &Author<'_>) -> bool {
     // Rules of tables that are gone go too: an OID may be used again.
     query(

@@ -1,4 +1,5 @@
-//! What `braid.compare` and `braid.repair` are made of: procedures, which commit between these steps.
+//! What `braid.compare` and `braid.repair` are made of: procedures, which commit between these
+//! steps.
 
 use std::ffi::CStr;
 use std::num::NonZeroU64;
@@ -106,7 +107,8 @@ fn positive(value: Option<i64>, argument: &str) -> Outcome<Option<NonZeroU64>> {
     }
 }
 
-/// braid.compare_begin(subscription_name name, relation regclass, rows_per_second bigint, max_differences bigint, keys text)
+/// braid.compare_begin(subscription_name name, relation regclass, rows_per_second bigint,
+/// max_differences bigint, keys text)
 #[pg_extern(sql = false)]
 fn compare_begin(
     subscription_name: Option<&CStr>,
@@ -143,7 +145,8 @@ fn compare_step(comparison_id: Option<i64>) -> bool {
     })
 }
 
-/// braid.repair_begin(subscription_name name, relation regclass, side text, keys text, dry_run boolean)
+/// braid.repair_begin(subscription_name name, relation regclass, side text, keys text, dry_run
+/// boolean)
 #[pg_extern(sql = false)]
 fn repair_begin(
     subscription_name: Option<&CStr>,

@@ -10,7 +10,8 @@ use pgrx::{FromDatum, PgSqlErrorCode, pg_extern, pg_sys};
 use super::failure::{Failure, Outcome};
 use super::{local, required, run, text};
 
-/// braid.set_conflict_resolution(relation regclass, kind text, resolution text, function regproc, replicate boolean, on_all_nodes boolean)
+/// braid.set_conflict_resolution(relation regclass, kind text, resolution text, function regproc,
+/// replicate boolean, on_all_nodes boolean)
 #[pg_extern(sql = false)]
 fn set_conflict_resolution(
     relation: Option<pg_sys::Oid>,
@@ -63,7 +64,8 @@ fn set_conflict_resolution(
     });
 }
 
-/// What comes by a writer that has seen the row is a conflict, too: `Rules::resolve` has nothing but versions to go by.
+/// What comes by a writer that has seen the row is a conflict, too: `Rules::resolve` has nothing
+/// but versions to go by.
 fn warn_of_differences(kind: Option<Kind>, resolution: Option<Resolution>) {
     let changes = kind.is_none_or(|kind| {
         matches!(
@@ -317,7 +319,8 @@ fn check_function(
     Ok(())
 }
 
-/// Set a rule, or leave the one that is there, if that is newer. Whether it was set. One without a resolution stays as the word that there is none.
+/// Set a rule, or leave the one that is there, if that is newer. Whether it was set. One without a
+/// resolution stays as the word that there is none.
 fn set(rule: &Rule<'_>) -> bool {
     // Rules of tables that are gone go too: an OID may be used again.
     query(

@@ -152,8 +152,8 @@ fn create(
     Ok(id)
 }
 
-/// Writes the row of a subscription. `connection`: number of its connection string. `start_lsn`: where its slot starts, if that is known. Returns its
-/// number as text.
+/// Writes the row of a subscription. `connection`: number of its connection string. `start_lsn`:
+/// where its slot starts, if that is known. Returns its number as text.
 fn insert(
     name: &str,
     connection: &str,

@@ -1,8 +1,8 @@
-//! The event trigger that keeps the extension from being dropped while subscriptions are alive: their slots at the providers would
-//! stay and hold back WAL there for ever.
+//! The event trigger that keeps the extension from being dropped while subscriptions are alive:
+//! their slots at the providers would stay and hold back WAL there for ever.
 //!
-//! PostgreSQL calls it before DROP EXTENSION and DROP OWNED, of whatever; all but ours pass at once. DROP SCHEMA braid needs no guard:
-//! PostgreSQL refuses it, the schema being the extension's.
+//! PostgreSQL calls it before DROP EXTENSION and DROP OWNED, of whatever; all but ours pass at
+//! once. DROP SCHEMA braid needs no guard: PostgreSQL refuses it, the schema being the extension's.
 
 use braid_postgres::catalog::query;
 use braid_postgres::drop_command::{DropCommand, from_event_trigger};

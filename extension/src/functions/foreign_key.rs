@@ -51,7 +51,8 @@ fn set_foreign_key_rule(
     });
 }
 
-/// braid.orphan_rows("table" oid, "constraint" oid) returns table (referencing text, constraint_name text, key text, referenced text, referenced_key text, "row" text)
+/// braid.orphan_rows("table" oid, "constraint" oid) returns table (referencing text,
+/// constraint_name text, key text, referenced text, referenced_key text, "row" text)
 #[pg_extern(sql = false)]
 #[expect(clippy::type_complexity, reason = "the columns of an SQL function")]
 fn orphan_rows(
@@ -71,7 +72,8 @@ fn orphan_rows(
     let caller = current_role();
     let asked = run(|| orphan_query(table, constraint, caller));
     // A superuser's table has no code of anybody else.
-    // Its locks are released: braid.orphans() asks for one foreign key of the database after the other.
+    // Its locks are released: braid.orphans() asks for one foreign key of the database after the
+    // other.
     let found = asked.map(|sql| glance(Rights::OwnerOf(table), &sql));
     let found: Vec<_> = found.iter().flat_map(|rows| rows.iter()).collect();
     let rows: Vec<_> = found

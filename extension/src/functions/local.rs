@@ -15,8 +15,9 @@ pub struct LocalNode {
     pub name: String,
     /// Its identity, a UUID.
     pub id: String,
-    /// Whether the server and database are still those that the node was created on. They are not in a database that was
-    /// restored from a dump or created from a template: that is a copy and must not speak for the node.
+    /// Whether the server and database are still those that the node was created on. They are not
+    /// in a database that was restored from a dump or created from a template: that is a copy and
+    /// must not speak for the node.
     pub identity_valid: bool,
 }
 
@@ -25,8 +26,8 @@ pub fn find_node() -> Option<LocalNode> {
     find("")
 }
 
-/// The same, its row locked until the transaction ends, so that commands that create and drop nodes and subscriptions come one
-/// after the other.
+/// The same, its row locked until the transaction ends, so that commands that create and drop nodes
+/// and subscriptions come one after the other.
 pub fn lock_node() -> Option<LocalNode> {
     find("for update of n")
 }

@@ -1,10 +1,12 @@
 //! The SQL functions. Run in the session that calls them.
 //!
-//! Each function checks its arguments with the caller's rights, then does its work with those of the extension's owner: who may
-//! call it at all is said by GRANT in the install script. search_path is pinned there as well, for every function.
-//! What a function changes takes effect at commit: nothing is created or dropped at a provider before it.
+//! Each function checks its arguments with the caller's rights, then does its work with those of
+//! the extension's owner: who may call it at all is said by GRANT in the install script.
+//! search_path is pinned there as well, for every function. What a function changes takes effect at
+//! commit: nothing is created or dropped at a provider before it.
 //!
-//! The install script is kept by hand; `scripts/check-sql` compares it with what the library exports.
+//! The install script is kept by hand; `scripts/check-sql` compares it with what the library
+//! exports.
 
 mod activity;
 mod alter;
@@ -50,8 +52,9 @@ use pgrx::PgSqlErrorCode;
 
 use failure::{Failure, Outcome};
 
-/// Run a function's work with the rights of the extension's owner and raise what it fails with. An error of PostgreSQL, of users' code that
-/// runs in it as well, keeps all of its fields, unless there is a better one ([`explained`]).
+/// Run a function's work with the rights of the extension's owner and raise what it fails with. An
+/// error of PostgreSQL, of users' code that runs in it as well, keeps all of its fields, unless
+/// there is a better one ([`explained`]).
 fn run<T>(work: impl FnOnce() -> Outcome<T>) -> T {
     match error::catch(|| read_only::allowing(|| with_rights(Rights::ExtensionOwner, work))) {
         Ok(Ok(value)) => value,
@@ -63,9 +66,9 @@ fn run<T>(work: impl FnOnce() -> Outcome<T>) -> T {
     }
 }
 
-/// Returns the error that a user is to see in place of PostgreSQL's bare one: at a standby, and where
-/// another session has written the same row of Braid's tables, which a transaction with an older
-/// snapshot does not see.
+/// Returns the error that a user is to see in place of PostgreSQL's bare one: at a standby, and
+/// where another session has written the same row of Braid's tables, which a transaction with an
+/// older snapshot does not see.
 fn explained(error: &PgError) -> Option<Failure> {
     let fields = error.fields.as_deref()?;
     let is_write = matches!(

@@ -1,4 +1,5 @@
-//! The options of a subscription that create_subscription and alter_subscription have in common, and what they may be.
+//! The options of a subscription that create_subscription and alter_subscription have in common,
+//! and what they may be.
 
 use braid_bgworker::subscription_option::{Options, Value};
 use braid_postgres::encoding::Text;

@@ -1,5 +1,5 @@
-//! Working as somebody else for the rest of a transaction: reading a table as its owner, for another node that copies or compares it,
-//! and calling what another role has written.
+//! Working as somebody else for the rest of a transaction: reading a table as its owner, for
+//! another node that copies or compares it, and calling what another role has written.
 
 use std::cell::Cell;
 use std::sync::Once;
@@ -21,9 +21,10 @@ static AT_END: Once = Once::new();
 
 /// braid.read_as_owner("relation" oid) returns boolean
 ///
-/// Has the rest of the transaction, or of the savepoint until it is rolled back, run with the rights of a table's owner, confined to
-/// these. Whoever plans a query of a table runs code of its owner, who could take the rights of the role that connects. Returns false,
-/// and changes nothing, where that role has no more rights than the owner allows for, or where policies bind it.
+/// Has the rest of the transaction, or of the savepoint until it is rolled back, run with the
+/// rights of a table's owner, confined to these. Whoever plans a query of a table runs code of its
+/// owner, who could take the rights of the role that connects. Returns false, and changes nothing,
+/// where that role has no more rights than the owner allows for, or where policies bind it.
 #[pg_extern(sql = false)]
 fn read_as_owner(relation: pg_sys::Oid) -> bool {
     match as_owner(relation) {
@@ -62,8 +63,9 @@ fn as_owner(relation: pg_sys::Oid) -> Result<bool, Failure> {
 
 /// braid.confine("role" oid) returns boolean
 ///
-/// Has a superuser's transaction, or what a block of PL/pgSQL rolls back, run with the rights of another role, confined to these: what
-/// that role has written is about to be called. Returns false, and changes nothing, for others, who have no such rights to lose.
+/// Has a superuser's transaction, or what a block of PL/pgSQL rolls back, run with the rights of
+/// another role, confined to these: what that role has written is about to be called. Returns
+/// false, and changes nothing, for others, who have no such rights to lose.
 #[pg_extern(sql = false)]
 fn confine(role: pg_sys::Oid) -> bool {
     let caller = ActingRole::now();

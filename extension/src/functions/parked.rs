@@ -1,7 +1,9 @@
-//! What is done about parked transactions: another attempt, giving one up, and a look at what is in it.
+//! What is done about parked transactions: another attempt, giving one up, and a look at what is in
+//! it.
 //!
-//! Another attempt is made by an applier: a function can't commit, and each transaction is to be committed by itself, as its source's. So the
-//! request goes through shared memory, and the session waits for the answer.
+//! Another attempt is made by an applier: a function can't commit, and each transaction is to be
+//! committed by itself, as its source's. So the request goes through shared memory, and the session
+//! waits for the answer.
 
 use std::ffi::CStr;
 use std::time::Duration;

@@ -13,8 +13,9 @@ use super::{local, required, required_name, run};
 
 /// braid.sync_event() returns pg_lsn
 ///
-/// The message is not transactional, so it is in WAL at once, behind every commit that this session could have seen; its end
-/// is the position. It gives subscribers something to receive, and is flushed because walsenders send only what is.
+/// The message is not transactional, so it is in WAL at once, behind every commit that this session
+/// could have seen; its end is the position. It gives subscribers something to receive, and is
+/// flushed because walsenders send only what is.
 #[pg_extern(sql = false)]
 fn sync_event() -> i64 {
     run(|| {

@@ -1,4 +1,5 @@
-//! What the functions look at and check on a provider, before a transaction here changes anything. Reads only.
+//! What the functions look at and check on a provider, before a transaction here changes anything.
+//! Reads only.
 
 use braid_bgworker::sqlstate::SqlState;
 use braid_bgworker::subscription_option::array_literal;
@@ -50,8 +51,8 @@ pub struct PublishedColumn {
 /// Published tables: schema and name, and the columns.
 pub type PublishedTables = BTreeMap<(String, String), Vec<PublishedColumn>>;
 
-/// Connect on behalf of `caller`, who must bring a password unless a superuser: the server's operating system user, as whom workers
-/// connect, may be let in where the caller would not be.
+/// Connect on behalf of `caller`, who must bring a password unless a superuser: the server's
+/// operating system user, as whom workers connect, may be let in where the caller would not be.
 pub fn connect(dsn: &str, caller: pg_sys::Oid) -> Outcome<Connection> {
     braid_postgres::libpq::check_connection_string(dsn)
         .map_err(|error| Failure::malformed_dsn(&error))?;
@@ -210,7 +211,8 @@ impl Provider {
 
     /// Remember the node here.
     pub fn record(&self, dsn: &str) -> Outcome<()> {
-        // The local node's row is locked, so nobody else inserts here; ON CONFLICT is not for tables that a decoder reads.
+        // The local node's row is locked, so nobody else inserts here; ON CONFLICT is not for
+        // tables that a decoder reads.
         let connection = connection_string::store(dsn)?;
         let known = [
             Some(self.name.as_str()),
@@ -343,7 +345,8 @@ impl Provider {
         .hint("Give the table the same column list in all publications of the subscription."))
     }
 
-    /// Checks that changes of rows bring what identifies the rows: no replica identity has a generated column that is not sent.
+    /// Checks that changes of rows bring what identifies the rows: no replica identity has a
+    /// generated column that is not sent.
     fn check_identities(&mut self, publications: &[String]) -> Outcome<()> {
         // Before version 18, generated columns are listed in some cases but never sent.
         let unsent = if self.connection.server_version() < 180_000 {

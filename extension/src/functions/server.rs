@@ -1,4 +1,5 @@
-//! What Braid needs of the server it runs in, as far as it can be known when a node or a subscription is created.
+//! What Braid needs of the server it runs in, as far as it can be known when a node or a
+//! subscription is created.
 
 use braid_bgworker::sql_text::quote_literal;
 use braid_node::registry;
@@ -31,7 +32,8 @@ pub fn check_for_node() -> Outcome<()> {
                 .hint(format!("Set {name} to at least the number of {what} in postgresql.conf and restart the server.")));
         }
     }
-    // Only the newest minor releases know this setting. A path does not do: the slot's plugin is compared by name.
+    // Only the newest minor releases know this setting. A path does not do: the slot's plugin is
+    // compared by name.
     if let Some(listed) = local::setting("output_plugin_libraries")
         .filter(|list| !elements(list).iter().any(|item| item == "braid"))
     {
@@ -129,7 +131,8 @@ pub struct Workers {
     pub copy_data: bool,
 }
 
-/// That one more subscription fits into what this server has set aside; its workers too, if it is to start now.
+/// That one more subscription fits into what this server has set aside; its workers too, if it is
+/// to start now.
 pub fn check_room(workers: Option<Workers>) -> Outcome<()> {
     let counts = query(
         "select count(*), count(*) filter (where s.enabled), count(*) filter (where s.enabled and s.apply_mode = 'serial'), \
@@ -151,7 +154,8 @@ pub fn check_room(workers: Option<Workers>) -> Outcome<()> {
             subscriptions,
         ));
     }
-    // Each applier has a replication origin of its own in use. Before version 18, max_replication_slots limits these.
+    // Each applier has a replication origin of its own in use. Before version 18,
+    // max_replication_slots limits these.
     let appliers = local::number_setting("braid.appliers_per_subscription", 2);
     let origins = subscriptions
         .saturating_mul(appliers)
@@ -173,7 +177,8 @@ pub fn check_room(workers: Option<Workers>) -> Outcome<()> {
     };
     let group = |serial: bool| 1 + if serial { 1 } else { appliers };
     let (enabled, serial) = (count(1), count(2));
-    // The launcher of native logical replication is one of the server's worker processes, as are the supervisor and the manager.
+    // The launcher of native logical replication is one of the server's worker processes, as are
+    // the supervisor and the manager.
     let launcher = i64::from(local::number_setting("max_logical_replication_workers", 0) > 0);
     let elsewhere = i64::try_from(registry::workers_elsewhere()).unwrap_or(0);
     // Where several nodes write, deletions are collected.

@@ -15,7 +15,8 @@ pub struct ChosenSlot {
     pub start_lsn: Option<String>,
 }
 
-/// The slot named, which must be there or free according to `create_slot`; without a name, one that is free.
+/// The slot named, which must be there or free according to `create_slot`; without a name, one that
+/// is free.
 pub fn choose_slot(
     subscription: &str,
     wanted: Option<&str>,

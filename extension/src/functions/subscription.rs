@@ -1,5 +1,5 @@
-//! Enabling, disabling, renaming and dropping subscriptions, and skipping what cannot be applied. What is done here takes effect at
-//! commit.
+//! Enabling, disabling, renaming and dropping subscriptions, and skipping what cannot be applied.
+//! What is done here takes effect at commit.
 
 use std::cell::RefCell;
 use std::ffi::CStr;

@@ -1,4 +1,5 @@
-//! Which tables a subscription has: their counterparts here, and keeping braid.subscription_table in step with the publications.
+//! Which tables a subscription has: their counterparts here, and keeping braid.subscription_table
+//! in step with the publications.
 
 use std::collections::{BTreeMap, HashSet};
 use std::ffi::CStr;
@@ -164,9 +165,9 @@ fn shown_name(relation: &str) -> Outcome<(String, String)> {
     }
 }
 
-/// The local counterparts of published tables. They must all be there, with all columns; to be copied
-/// into, they must be empty. With `ignores`, missing columns are left out, unless a rule of the table
-/// says otherwise.
+/// The local counterparts of published tables. They must all be there, with all columns; to be
+/// copied into, they must be empty. With `ignores`, missing columns are left out, unless a rule of
+/// the table says otherwise.
 pub fn find_targets(
     published: &PublishedTables,
     to_copy: bool,
@@ -331,9 +332,9 @@ fn check_partitions(target: &Target) -> Outcome<()> {
     .hint("Detach the partition, put an ordinary table in its place, or use copy_data => false."))
 }
 
-/// Checks that a table has no rows. The query runs as the table's owner: should the name have come to mean something else by now, for example
-/// a view with functions in it, these run with no more rights than that. Its locks are released: the copy locks the table, and checks
-/// again.
+/// Checks that a table has no rows. The query runs as the table's owner: should the name have come
+/// to mean something else by now, for example a view with functions in it, these run with no more
+/// rights than that. Its locks are released: the copy locks the table, and checks again.
 fn check_empty(target: &Target) -> Outcome<()> {
     let only = if target.partitioned { "" } else { "only " };
     let sql = format!("select exists (select from {only}{})", target.qualified);
@@ -347,7 +348,8 @@ fn check_empty(target: &Target) -> Outcome<()> {
         .hint("If it agrees with the provider already, use copy_data => false. To replace its rows, do so and then run braid.resync_table, which empties it on this node only. A TRUNCATE would also empty it on the nodes that subscribe to this one."))
 }
 
-/// Puts a table into a subscription, unless a leader that starts has just done that. Returns whether it has.
+/// Puts a table into a subscription, unless a leader that starts has just done that. Returns
+/// whether it has.
 pub fn add(subscription_id: &str, target: &Target, to_copy: bool) -> bool {
     let unlogged = query("select braid.is_unlogged($1::oid)", &[Some(&target.oid)]);
     if unlogged.get(0, 0) == Some("t") {

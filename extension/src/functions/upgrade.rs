@@ -1,4 +1,5 @@
-//! Moving a node to another server by `pg_upgrade`: prepare_upgrade, which is made of three of these functions, and finish_upgrade.
+//! Moving a node to another server by `pg_upgrade`: prepare_upgrade, which is made of three of
+//! these functions, and finish_upgrade.
 
 use braid_gir::{lsn_text, parse_lsn};
 use braid_postgres::catalog::{flush_all, query};
@@ -105,7 +106,8 @@ fn record_upgrade(timeout: Option<Interval>) {
              from braid.conflict_rule r join pg_proc p on p.oid = r.function_id",
             &[],
         );
-        // The control file says from where on PostgreSQL has commit timestamps; a young server's does not before its first checkpoint.
+        // The control file says from where on PostgreSQL has commit timestamps; a young server's
+        // does not before its first checkpoint.
         query("checkpoint", &[]);
         raised(upgrade::arrived_for_all().and_then(upgrade::keep_commits));
         query(
@@ -184,7 +186,8 @@ fn forget() {
     }
 }
 
-/// Make peers' slots that were not carried along. Returns a position that none of them begins after.
+/// Make peers' slots that were not carried along. Returns a position that none of them begins
+/// after.
 fn remake_slots() -> Outcome<String> {
     let wanted = query(
         "select w.slot_name, w.two_phase, w.failover from braid.upgrade_slot w \

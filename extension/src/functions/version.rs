@@ -9,7 +9,8 @@ use pgrx::iter::TableIterator;
 use pgrx::name;
 use pgrx::prelude::*;
 
-/// braid.row_version("relation" oid, "row" tid) returns table (key_hash bigint, committed_at timestamptz, node text, other_hash bigint, merged boolean)
+/// braid.row_version("relation" oid, "row" tid) returns table (key_hash bigint, committed_at
+/// timestamptz, node text, other_hash bigint, merged boolean)
 #[pg_extern(sql = false)]
 #[expect(clippy::type_complexity, reason = "the columns of an SQL function")]
 fn row_version(

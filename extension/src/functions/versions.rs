@@ -1,4 +1,5 @@
-//! Versioned tables: version_table, unversion_table, declare, read_current, and what the view shows.
+//! Versioned tables: version_table, unversion_table, declare, read_current, and what the view
+//! shows.
 
 use std::sync::atomic::Ordering;
 

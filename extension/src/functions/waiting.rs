@@ -22,8 +22,8 @@ pub enum Progress {
     Waiting(String),
 }
 
-/// Look every 50 ms until it is reached, an error is found or the time is over (57014). Can be cancelled.
-/// 25006 at a standby, where no worker runs.
+/// Look every 50 ms until it is reached, an error is found or the time is over (57014). Can be
+/// cancelled. 25006 at a standby, where no worker runs.
 pub fn wait_until(
     timeout: Option<Interval>,
     what: &str,

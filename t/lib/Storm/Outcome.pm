@@ -1,4 +1,5 @@
-# What a storm has left: whether the nodes are equal and have what was written last, and what is known of the rows that are wrong.
+# What a storm has left: whether the nodes are equal and have what was written last, and what is
+# known of the rows that are wrong.
 
 package Storm::Outcome;
 

@@ -1,4 +1,5 @@
-# What the writers of a storm write: transactions that a random sequence determines, and that write down what became of their rows.
+# What the writers of a storm write: transactions that a random sequence determines, and that write
+# down what became of their rows.
 
 package Storm::Statements;
 
@@ -11,7 +12,8 @@ our %has_no_model = map { $_ => 1 } qw(taken shared booked keyless alike swapped
 our %has_code = map { $_ => 1 } qw(taken shared booked);
 # Tables with a large column that most updates leave as it is.
 our %has_big = map { $_ => 1 } qw(toasted by_mood by_pair by_list);
-# Keys that are no numbers, of which each has one: the value of a number, the column as it is compared with it, and the number of a row.
+# Keys that are no numbers, of which each has one: the value of a number, the column as it is
+# compared with it, and the number of a row.
 our %key = (
 	by_mood => [ q['m%d'::mood], 'k::mood', 'substr(%s.k::text, 2)::int' ],
 	by_pair => [ q[row(%d, 'x')::pair], 'k', '(%s.k).a' ],
@@ -71,7 +73,8 @@ sub transaction
 		  . $self->written('item', "insert into item select $from + i, i, repeat('$who', 20) from generate_series(1, 2000) i", 'large')
 		  . "commit;\n";
 	}
-	# Once, by the first node: names that are swapped again have to wait until all nodes have swapped them.
+	# Once, by the first node: names that are swapped again have to wait until all nodes have
+	# swapped them.
 	return "begin;\nalter table swapped_one rename to swapping;\nalter table swapped_other rename to swapped_one;\nalter table swapping rename to swapped_other;\ncommit;\n"
 	  if $self->{has}{swap} && $who eq "$self->{nodes}[0].1" && $number == 100;
 	return $self->change_schema($who, $number) if $self->{has}{ddl} && $who =~ /\.1$/ && one_in(20);
@@ -95,7 +98,8 @@ sub statement
 	my ($k, $v) = ($self->hot($number), "'$who.$number'");
 	my $has = $self->{has};
 	my $is = at($table, $k);
-	# One change of them a transaction: in which order it adds and takes out the same row nobody tells.
+	# One change of them a transaction: in which order it adds and takes out the same row nobody
+	# tells.
 	return '' if $table eq 'alike' && $self->{touched_alike}++;
 	if ($has->{truncate} && one_in(150))
 	{
@@ -136,8 +140,9 @@ sub statement
 	return $self->written($table, "update $table set n = n + 1, v = $v where $is", 'update');
 }
 
-# A transaction that changes the schema. Some columns get the name of one that is dropped, of which rows may be on their way. A table is
-# rewritten by one node: the statements of two at once would be a conflict that somebody has to decide.
+# A transaction that changes the schema. Some columns get the name of one that is dropped, of which
+# rows may be on their way. A table is rewritten by one node: the statements of two at once would be
+# a conflict that somebody has to decide.
 sub change_schema
 {
 	my ($self, $who, $number) = @_;

@@ -1,9 +1,10 @@
 //! Nodes with the conflict rules, and the links between them.
 //!
-//! Tombstones are perfect here: a node remembers the newest deletion of each key, also of one that it never had, and passes
-//! on such a deletion as any other, and a truncate with all that it has not found. Without that ([`Group::forgets_unfound`]) a star differs
-//! for good: its ends delete a row at 4 and at 5; the centre, which gets the older one first, finds nothing to delete at 5, so the
-//! other end never learns of 5 and keeps a row that it inserts before it.
+//! Tombstones are perfect here: a node remembers the newest deletion of each key, also of one that
+//! it never had, and passes on such a deletion as any other, and a truncate with all that it has
+//! not found. Without that ([`Group::forgets_unfound`]) a star differs for good: its ends delete a
+//! row at 4 and at 5; the centre, which gets the older one first, finds nothing to delete at 5, so
+//! the other end never learns of 5 and keeps a row that it inserts before it.
 
 use std::collections::BTreeMap;
 
@@ -148,7 +149,8 @@ impl Node {
 
 impl Node {
     fn receive_truncate(&mut self, change: Change, from_origin: bool) {
-        // By another way: it is here already, or a newer one is. To carry it out would send it on again, and around for ever.
+        // By another way: it is here already, or a newer one is. To carry it out would send it on
+        // again, and around for ever.
         if !from_origin && !self.forgets_unfound && self.truncated >= Some(change.stamp) {
             return;
         }
@@ -290,7 +292,8 @@ impl Group {
         }
     }
 
-    /// The state of one last-writer-wins register per key; what one node wrote at the same time counts in its order.
+    /// The state of one last-writer-wins register per key; what one node wrote at the same time
+    /// counts in its order.
     pub fn model(&self) -> BTreeMap<u64, u64> {
         let mut winners: BTreeMap<u64, Change> = BTreeMap::new();
         let mut written = Vec::new();

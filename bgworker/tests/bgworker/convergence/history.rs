@@ -7,10 +7,12 @@ use crate::random::Random;
 
 /// Steps of a history, but for what is delivered at its end.
 const LENGTH: u64 = 80;
-/// What each test goes through: writes, deliveries, restarts and cuts, with what is delivered when all links are healed.
+/// What each test goes through: writes, deliveries, restarts and cuts, with what is delivered when
+/// all links are healed.
 const STEPS: u64 = 1_500_000;
 
-/// What happens in a group. Any sequence of steps can be carried out, so that any of them may be left out.
+/// What happens in a group. Any sequence of steps can be carried out, so that any of them may be
+/// left out.
 #[derive(Debug, Clone, Copy)]
 pub enum Step {
     /// A node commits a change of a key, which one by the choice and whether the row is there.
@@ -149,7 +151,8 @@ impl History {
                     truncates,
                 } => {
                     let mut timestamp = time + ahead[node];
-                    // Only what the node itself committed in the same microsecond may have the same.
+                    // Only what the node itself committed in the same microsecond may have the
+                    // same.
                     let newest = group.nodes[node].newest;
                     let mine = newest.1 == node && !group.forwards;
                     while self.course.waits
@@ -207,7 +210,8 @@ impl fmt::Debug for History {
     }
 }
 
-/// A history from which no step can be taken without its ceasing to fail: pieces of it are left out, large ones first.
+/// A history from which no step can be taken without its ceasing to fail: pieces of it are left
+/// out, large ones first.
 pub fn shrunk(mut history: History) -> History {
     let mut piece = history.steps.len().div_ceil(2).max(1);
     loop {

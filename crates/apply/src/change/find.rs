@@ -210,8 +210,8 @@ impl Session {
     }
 }
 
-/// Returns whether a key of the table is the provider's replica identity, but for generated columns,
-/// which the provider does not send.
+/// Returns whether a key of the table is the provider's replica identity, but for generated
+/// columns, which the provider does not send.
 fn has_generated_key(relation: RelationRef<'_>, remote: &RemoteRelation) -> bool {
     let shape = relation.descriptor();
     let column = |number: &i16| shape.get(usize::try_from(*number).ok()?.checked_sub(1)?);

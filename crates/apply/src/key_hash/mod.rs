@@ -6,8 +6,9 @@
 //! - *of the stored bytes*: the same stored row always gives the same. For what is known of rows as
 //!   they stand here: those of batches. Bytes that hold OIDs of this database, or may differ for
 //!   one value, are taken apart (`feed`), as other nodes have the hash too.
-//! - *by equality*: rows with equal keys, as the index says that finds them, give the same, whatever their bytes. For deletions, which
-//!   another form of the key must meet (1.0 and 1.00), and for copied rows.
+//! - *by equality*: rows with equal keys, as the index says that finds them, give the same,
+//!   whatever their bytes. For deletions, which another form of the key must meet (1.0 and 1.00),
+//!   and for copied rows.
 //!
 //! Where no key has two forms these are one. Otherwise a value's hash is that of the type's own
 //! extended hash function, under the index's collation, or is made of the parts (`feed`). It stays

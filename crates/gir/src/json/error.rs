@@ -6,7 +6,8 @@
 pub struct JsonError {
     /// Bytes before the place, from the start of the text that was given.
     pub offset: usize,
-    /// The place as a JSON pointer (RFC 6901), for example `/after/price`; empty for the text as a whole.
+    /// The place as a JSON pointer (RFC 6901), for example `/after/price`; empty for the text as a
+    /// whole.
     pub path: String,
     /// What is wrong there.
     pub kind: JsonErrorKind,
@@ -70,7 +71,8 @@ pub enum JsonErrorKind {
     /// A record in a place where it has no business: the stream's order is broken.
     #[error("{0}")]
     OutOfOrder(&'static str),
-    /// The object is of a stream with transactions that have not committed, where only others are taken.
+    /// The object is of a stream with transactions that have not committed, where only others are
+    /// taken.
     #[error("transactions that have not committed are not taken here")]
     Uncommitted,
     /// The record can't be written in the binary form.

@@ -1,4 +1,5 @@
-//! Dates and times as text: RFC 3339 for the years 1 to 9999, and the same with a longer year or ` BC` outside of them.
+//! Dates and times as text: RFC 3339 for the years 1 to 9999, and the same with a longer year or
+//! ` BC` outside of them.
 //!
 //! PostgreSQL's input functions take every one of these texts.
 
@@ -33,7 +34,8 @@ pub(super) fn timestamp_from_text(text: &str) -> Option<i64> {
     i64::try_from(i128::from(days) * i128::from(MICROS_PER_DAY) + i128::from(micros)).ok()
 }
 
-/// `2024-02-29T12:30:00.5` without offset, `2024-02-29T12:30:00+05:30` with one; `infinity`, `-infinity`, also with an offset.
+/// `2024-02-29T12:30:00.5` without offset, `2024-02-29T12:30:00+05:30` with one; `infinity`,
+/// `-infinity`, also with an offset.
 pub(super) fn date_time_text(value: &DateTime) -> String {
     let (text, bc) = match value.kind {
         DateTimeKind::Infinity => ("infinity".to_owned(), ""),

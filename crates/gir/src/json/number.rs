@@ -1,10 +1,12 @@
-//! Numbers that no JSON number holds, from their decimal digits: decimals in `numeric_send` form, integers of any width.
+//! Numbers that no JSON number holds, from their decimal digits: decimals in `numeric_send` form,
+//! integers of any width.
 
 use crate::value::Decimal;
 
 /// Whole digits that numeric can hold (`NUMERIC_WEIGHT_MAX` + 1, times four digits).
 const MAX_WHOLE_DIGITS: usize = 131_072;
-/// Bytes of the widest integer that is written as digits: turning one into the other takes time that grows with the square.
+/// Bytes of the widest integer that is written as digits: turning one into the other takes time
+/// that grows with the square.
 const MAX_INTEGER_BYTES: usize = 1024;
 
 /// Bytes in `numeric_send` form, as PostgreSQL would send the number: no zero digits at either end.
@@ -40,7 +42,8 @@ pub(super) fn decimal_from_text(text: &str) -> Option<Vec<u8>> {
         return None;
     }
     let mut digits = Vec::with_capacity(whole.len() / 4 + fraction.len() / 4 + 2);
-    // The first group has what the others leave of the whole digits; the last one is filled up with zeros.
+    // The first group has what the others leave of the whole digits; the last one is filled up with
+    // zeros.
     let (head, tail) = whole.split_at_checked(whole.len() % 4)?;
     if !head.is_empty() {
         digits.push(head.parse::<u16>().ok()?);

@@ -16,22 +16,25 @@ use crate::schema::{Column, ColumnFlags, ReplicaIdentity, SchemaKeyColumn, Schem
 use crate::stream::{PROTOCOL_VERSION, StreamHeader};
 use crate::value::Value;
 
-/// Columns of a relation that are taken: what PostgreSQL's tuples can have. An image says only what it has of them, so
-/// more would let a short text ask for much memory.
+/// Columns of a relation that are taken: what PostgreSQL's tuples can have. An image says only what
+/// it has of them, so more would let a short text ask for much memory.
 const MAX_COLUMNS: usize = 1_664;
 
 /// Reads gir-json and writes the records that it stands for.
 ///
-/// One value reads one stream. Objects may come in any portions, an array of them counts as so many objects. What [`super::JsonWriter`] wrote
-/// gives the records back as they were. Objects from elsewhere may say less:
+/// One value reads one stream. Objects may come in any portions, an array of them counts as so many
+/// objects. What [`super::JsonWriter`] wrote gives the records back as they were. Objects from
+/// elsewhere may say less:
 ///
 /// - no stream object, no schema objects: changes carry their schema;
 /// - no `number` in a schema: equal schemas get one;
-/// - no begin and commit: neighbours with the same `transaction` are one, and [`JsonReader::finish`] ends the last;
+/// - no begin and commit: neighbours with the same `transaction` are one, and
+///   [`JsonReader::finish`] ends the last;
 /// - no `keys`: the change is a barrier.
 ///
-/// What still runs or is prepared has to say all of it: segments have a start and an end, prepared transactions a begin and a
-/// prepare object, and changes in them may leave out only which transaction they are of.
+/// What still runs or is prepared has to say all of it: segments have a start and an end, prepared
+/// transactions a begin and a prepare object, and changes in them may leave out only which
+/// transaction they are of.
 ///
 /// Memory is bounded by the length of what was read.
 #[derive(Debug, Default)]
@@ -113,8 +116,8 @@ impl JsonReader {
         Self::default()
     }
 
-    /// The same, for who takes only transactions that have committed: what is said of others is refused
-    /// ([`JsonErrorKind::Uncommitted`]).
+    /// The same, for who takes only transactions that have committed: what is said of others is
+    /// refused ([`JsonErrorKind::Uncommitted`]).
     #[must_use]
     pub fn of_committed() -> Self {
         Self {
@@ -126,7 +129,8 @@ impl JsonReader {
     /// Read one JSON text, an object or an array of objects, and append its records to `out`.
     ///
     /// # Errors
-    /// [`JsonError`], with the place in `text`. Nothing is appended then, and the stream can't be read on.
+    /// [`JsonError`], with the place in `text`. Nothing is appended then, and the stream can't be
+    /// read on.
     pub fn read(&mut self, text: &[u8], out: &mut Writer) -> std::result::Result<(), JsonError> {
         let start = out.len();
         let read = self.read_text(text, out);
@@ -139,7 +143,8 @@ impl JsonReader {
     /// The text has ended: write the Commit of a transaction that had no begin object.
     ///
     /// # Errors
-    /// [`JsonErrorKind::OutOfOrder`] when a transaction that had one has no commit or prepare object, or a segment no end.
+    /// [`JsonErrorKind::OutOfOrder`] when a transaction that had one has no commit or prepare
+    /// object, or a segment no end.
     pub fn finish(&mut self, out: &mut Writer) -> std::result::Result<(), JsonError> {
         self.close(out).map_err(|kind| JsonError::new(0, kind))
     }

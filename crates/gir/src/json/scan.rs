@@ -1,7 +1,9 @@
-//! JSON texts (RFC 8259) taken apart in place: nothing is built, values are the stretches of text that they are made of.
+//! JSON texts (RFC 8259) taken apart in place: nothing is built, values are the stretches of text
+//! that they are made of.
 //!
-//! The whole text is checked once, when a [`Node`] is made of it; whoever walks it afterwards allocates only for strings with
-//! escapes. So memory is bounded by the length of the text, and time by a small multiple of it.
+//! The whole text is checked once, when a [`Node`] is made of it; whoever walks it afterwards
+//! allocates only for strings with escapes. So memory is bounded by the length of the text, and
+//! time by a small multiple of it.
 
 use std::borrow::Cow;
 
@@ -133,7 +135,8 @@ impl<'a> Items<'a> {
         Self { scan, done: false }
     }
 
-    /// Go to the next item; false at the end. The text was checked, so separators are where they should be.
+    /// Go to the next item; false at the end. The text was checked, so separators are where they
+    /// should be.
     fn advance(&mut self) -> bool {
         if self.done {
             return false;

@@ -1,7 +1,9 @@
 //! One column's value as JSON, and back.
 //!
-//! Null, integers that every reader takes exactly, and strings are JSON's own. Anything else is an object of one member, whose
-//! name says what it is. True and false are the integers 1 and 0, of which they are the form in columns of type bool. `fetched` stands around a value that was looked up in the table and is not in WAL.
+//! Null, integers that every reader takes exactly, and strings are JSON's own. Anything else is an
+//! object of one member, whose name says what it is. True and false are the integers 1 and 0, of
+//! which they are the form in columns of type bool. `fetched` stands around a value that was looked
+//! up in the table and is not in WAL.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -25,7 +27,8 @@ pub(super) enum Charset {
 }
 
 impl Charset {
-    /// `None` for bytes that are no text. A zero byte is text for JSON, but not for PostgreSQL's jsonb.
+    /// `None` for bytes that are no text. A zero byte is text for JSON, but not for PostgreSQL's
+    /// jsonb.
     pub(super) fn decode(self, bytes: &[u8]) -> Option<Cow<'_, str>> {
         let text = match self {
             Self::Other(Some(decoder)) if !bytes.is_ascii() => decoder(bytes).map(Cow::Owned),

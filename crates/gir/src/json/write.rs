@@ -37,16 +37,16 @@ pub enum SchemaDetail {
 pub struct JsonOptions {
     /// What changes say of their relation.
     pub schema: SchemaDetail,
-    /// Key hashes, whether the change is a barrier, and of schemas the keys that are hashed. Needed only by who schedules changes; a change that is read without them is
-    /// a barrier.
+    /// Key hashes, whether the change is a barrier, and of schemas the keys that are hashed. Needed
+    /// only by who schedules changes; a change that is read without them is a barrier.
     pub keys: bool,
-    /// Where an after image lacks a column that the before image has, its value is taken from there: what an update does not
-    /// carry, it did not change.
+    /// Where an after image lacks a column that the before image has, its value is taken from
+    /// there: what an update does not carry, it did not change.
     pub complete: bool,
 }
 
-/// Writes the records of one stream as JSON objects. Remembers what they refer to: the stream header, schemas, the
-/// transaction in hand.
+/// Writes the records of one stream as JSON objects. Remembers what they refer to: the stream
+/// header, schemas, the transaction in hand.
 #[derive(Debug, Clone, Default)]
 pub struct JsonWriter {
     options: JsonOptions,
@@ -56,8 +56,8 @@ pub struct JsonWriter {
     node: String,
     database: String,
     schemas: HashMap<SchemaNumber, Shape>,
-    /// What the objects of the transaction in hand say of it, as JSON: the member `transaction`, that and `prepared`, or `running`;
-    /// empty outside of transactions.
+    /// What the objects of the transaction in hand say of it, as JSON: the member `transaction`,
+    /// that and `prepared`, or `running`; empty outside of transactions.
     within: String,
     /// The transaction of the segment in hand.
     segment: Option<u32>,
@@ -82,8 +82,8 @@ impl JsonWriter {
         }
     }
 
-    /// The same, with a way to read text that is not in UTF-8. Without one, strings that are not ASCII are
-    /// given as bytes where the stream's charset is neither UTF8 nor SQL_ASCII.
+    /// The same, with a way to read text that is not in UTF-8. Without one, strings that are not
+    /// ASCII are given as bytes where the stream's charset is neither UTF8 nor SQL_ASCII.
     #[must_use]
     pub fn with_decoder(options: JsonOptions, decoder: Decoder) -> Self {
         Self {
@@ -92,16 +92,18 @@ impl JsonWriter {
         }
     }
 
-    /// Append a record as one JSON object, without a line break in it or after it. Records have to come in the order of
-    /// the stream, none left out.
+    /// Append a record as one JSON object, without a line break in it or after it. Records have to
+    /// come in the order of the stream, none left out.
     ///
     /// # Errors
-    /// [`Error::UnknownSchema`], [`Error::ColumnCount`] and [`Error::RepeatedColumn`]. Nothing is appended then.
+    /// [`Error::UnknownSchema`], [`Error::ColumnCount`] and [`Error::RepeatedColumn`]. Nothing is
+    /// appended then.
     pub fn record(&mut self, record: &Record<'_>, out: &mut String) -> Result<()> {
         self.record_with(record, None, out)
     }
 
-    /// The same; columns that a change's after image lacks and `fetched` has are given from there, marked as fetched.
+    /// The same; columns that a change's after image lacks and `fetched` has are given from there,
+    /// marked as fetched.
     ///
     /// # Errors
     /// As [`JsonWriter::record`].
@@ -135,8 +137,9 @@ impl JsonWriter {
         written
     }
 
-    /// Forget the schemas with other numbers than those that `in_use` is true for: no record will refer to them. Who does not know keeps them
-    /// all, which takes memory for each shape that a table of the stream ever had.
+    /// Forget the schemas with other numbers than those that `in_use` is true for: no record will
+    /// refer to them. Who does not know keeps them all, which takes memory for each shape that a
+    /// table of the stream ever had.
     pub fn keep_schemas(&mut self, mut in_use: impl FnMut(SchemaNumber) -> bool) {
         self.schemas.retain(|number, _| in_use(*number));
     }

@@ -1,4 +1,5 @@
-//! The bytes of version 1, written out. A change of format fails here, and where docs/PROTOCOL.md shows the same bytes.
+//! The bytes of version 1, written out. A change of format fails here, and where docs/PROTOCOL.md
+//! shows the same bytes.
 
 use braid_gir::{
     Abort, BeforeKind, Begin, Column, ColumnFlags, Commit, DateTime, DateTimeKind, Decimal,

@@ -1,5 +1,5 @@
-//! gir-json: what is written is read as the same records, says what the published schema says, and whatever is not gir-json is
-//! an error that names the place.
+//! gir-json: what is written is read as the same records, says what the published schema says, and
+//! whatever is not gir-json is an error that names the place.
 
 use std::collections::BTreeSet;
 use std::sync::OnceLock;
@@ -43,7 +43,8 @@ pub fn read(lines: &[String]) -> Writer {
     out
 }
 
-/// Records that make a stream: a header, transactions whose changes have a schema that was announced, segments, what is prepared.
+/// Records that make a stream: a header, transactions whose changes have a schema that was
+/// announced, segments, what is prepared.
 fn stream() -> impl Strategy<Value = Vec<OwnedRecord>> {
     vec(record(), 0..40).prop_map(in_order)
 }
@@ -271,7 +272,8 @@ proptest! {
 
     #[test]
     fn changes_alone_are_enough(records in stream()) {
-        // Without the objects that only announce: the same changes, each transaction with an end that is made up.
+        // Without the objects that only announce: the same changes, each transaction with an end
+        // that is made up.
         let frame = frame(&records);
         let mut wanted = Writer::new();
         let mut source = Reader::new(frame.frame());

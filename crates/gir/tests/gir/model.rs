@@ -10,8 +10,8 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngSeed};
 
-/// Settings of a property test. The seed is new each time, printed (the harness shows it when the test fails), and
-/// taken from GIR_SEED to repeat a run.
+/// Settings of a property test. The seed is new each time, printed (the harness shows it when the
+/// test fails), and taken from GIR_SEED to repeat a run.
 pub fn config(cases: u32) -> Config {
     let seed = seed();
     Config {

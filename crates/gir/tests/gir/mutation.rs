@@ -1,6 +1,7 @@
 //! No input panics, hangs or is read as something that would be written differently.
 //!
-//! The stable counterpart of fuzz/, for every run of the tests. Bounded by count and by time, with a seed that is printed.
+//! The stable counterpart of fuzz/, for every run of the tests. Bounded by count and by time, with
+//! a seed that is printed.
 
 use std::time::{Duration, Instant};
 
@@ -39,7 +40,8 @@ impl Random {
     }
 }
 
-/// Reads a frame as receivers do; every record that is accepted must be written again byte for byte.
+/// Reads a frame as receivers do; every record that is accepted must be written again byte for
+/// byte.
 fn read(frame: &[u8], schemas: &mut Schemas) -> Result<usize> {
     let mut raw = Reader::new(frame);
     let mut copy = Writer::new();

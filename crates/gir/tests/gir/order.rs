@@ -226,7 +226,8 @@ fn what_comes_twice_is_refused() {
         let mut stream = Stream::random(&mut random);
         let at = random.index(stream.records.len());
         let copy = stream.records[at].clone();
-        // Nothing tells such records, or that a part of a transaction was rolled back, from others of their kind.
+        // Nothing tells such records, or that a part of a transaction was rolled back, from others
+        // of their kind.
         let is_told = match copy[0] {
             b'U' | b'T' | b'M' | b'X' => false,
             b'A' => copy[5..9] == copy[9..13],

@@ -1,5 +1,6 @@
-//! What servers wrote in gir-json (the seeds of the fuzz target) says what the published schema says, and each part of that schema refuses
-//! what lacks a member, has a foreign one, or is something else.
+//! What servers wrote in gir-json (the seeds of the fuzz target) says what the published schema
+//! says, and each part of that schema refuses what lacks a member, has a foreign one, or is
+//! something else.
 
 use std::collections::BTreeSet;
 
@@ -38,7 +39,8 @@ fn part(name: &str) -> jsonschema::Validator {
     jsonschema::draft202012::new(&schema).unwrap()
 }
 
-/// Something that a server wrote for each definition that is an object with named members, a schema without columns among them.
+/// Something that a server wrote for each definition that is an object with named members, a schema
+/// without columns among them.
 fn samples() -> Vec<(&'static str, Value)> {
     let objects = objects();
     let first = |operation: &str| {

@@ -1,4 +1,5 @@
-//! gir-json of transactions that still run, and of such as are prepared: what their objects look like, and where they may stand.
+//! gir-json of transactions that still run, and of such as are prepared: what their objects look
+//! like, and where they may stand.
 
 use braid_gir::{JsonOptions, JsonReader, SchemaDetail, Writer};
 
@@ -14,8 +15,8 @@ fn without_byte(error: &str) -> String {
     format!("{kind}{member}")
 }
 
-/// The schema of the sample and a change of it, in a transaction that came in segments, was prepared, and has committed, with all that
-/// is said of others meanwhile.
+/// The schema of the sample and a change of it, in a transaction that came in segments, was
+/// prepared, and has committed, with all that is said of others meanwhile.
 fn uncommitted() -> Vec<OwnedRecord> {
     let sample = sample();
     let insert = || sample[3].clone();

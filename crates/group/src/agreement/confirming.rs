@@ -76,8 +76,8 @@ impl Agreement {
         self.check_confirmed();
     }
 
-    /// Takes somebody's word that this member has forgotten nothing which it had promised to a voter
-    /// that is gone for good. False if that is not waited for.
+    /// Takes somebody's word that this member has forgotten nothing which it had promised to a
+    /// voter that is gone for good. False if that is not waited for.
     pub fn vouch(&mut self, absent: MemberId) -> bool {
         let waits = self.unconfirmed().contains(&absent);
         if let Some(confirming) = &mut self.confirming {

@@ -172,8 +172,9 @@ impl Filled {
     }
 }
 
-/// The transaction `xid`, or this part of one, has rewritten a table. Rows with values of this node's
-/// that the others are not told yet are among those that it has written. In that transaction.
+/// The transaction `xid`, or this part of one, has rewritten a table. Rows with values of this
+/// node's that the others are not told yet are among those that it has written. In that
+/// transaction.
 ///
 /// # Errors
 /// Whatever PostgreSQL raises.

@@ -20,8 +20,8 @@
 //! (`is_run_by_this_server`). A password is in no shape, since each node has another salt: the
 //! statement with the largest id sets it (`is_superseded`). So all nodes end with one password.
 //!
-//! States are those of `braid.ddl_entry`: `sent` by the session; `applied`, `merged`, `done already`
-//! or `failed` by the applier, in the transaction that runs the statement.
+//! States are those of `braid.ddl_entry`: `sent` by the session; `applied`, `merged`,
+//! `done already` or `failed` by the applier, in the transaction that runs the statement.
 
 use std::ffi::CStr;
 
@@ -118,8 +118,8 @@ pub(super) fn known(names: &[String], oids: &[pg_sys::Oid]) -> Vec<Known> {
         .collect()
 }
 
-/// The shape that a table or a role of this server has, or will have when intents are done; `None` if
-/// none has the name. In a transaction.
+/// The shape that a table or a role of this server has, or will have when intents are done; `None`
+/// if none has the name. In a transaction.
 #[must_use]
 pub fn expected(state: &TableState) -> Option<Shape> {
     if !is_role(state) {
@@ -132,7 +132,8 @@ pub fn expected(state: &TableState) -> Option<Shape> {
     })
 }
 
-/// The settings by which a statement that has succeeded says more than its text. In its transaction.
+/// The settings by which a statement that has succeeded says more than its text. In its
+/// transaction.
 pub(super) fn settings(statement: &RoleStatement) -> Vec<(String, String)> {
     let mut all = Vec::new();
     let mut add = |name: &str, value: String| all.push((name.to_owned(), value));

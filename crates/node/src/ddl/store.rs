@@ -114,7 +114,8 @@ impl Captured {
     /// (RFC 9562, 5.7). That of a role is larger than of each statement which this node knows, also
     /// where another node's clock is ahead. In a transaction.
     pub(super) fn id(&mut self) -> [u8; 16] {
-        // Others are not looked at: of two serializable transactions that look and write, one fails.
+        // Others are not looked at: of two serializable transactions that look and write, one
+        // fails.
         let is_of_role = ["CREATE ROLE", "ALTER ROLE"].contains(&self.tag.as_str());
         *self.id.get_or_insert_with(|| {
             let found = owners_query(

@@ -1,6 +1,7 @@
 //! The last decisions on how many appliers a subscription has, for the views.
 //!
-//! Written by the leader, read by any backend; both hold the registry's lock, so that a decision is read as it was written.
+//! Written by the leader, read by any backend; both hold the registry's lock, so that a decision is
+//! read as it was written.
 
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 

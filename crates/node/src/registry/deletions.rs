@@ -10,7 +10,8 @@ use pgrx::pg_sys;
 use super::managers::my_manager;
 use super::memory::shared;
 
-/// Groups of keys of which the newest deletion is kept; by the hash of table and key, and by the database.
+/// Groups of keys of which the newest deletion is kept; by the hash of table and key, and by the
+/// database.
 pub(crate) const TOMBSTONE_GROUPS: usize = 1 << 16;
 
 fn tombstone_group(hash: u64) -> Option<&'static AtomicI64> {
@@ -44,7 +45,8 @@ pub(crate) fn raise_all_tombstones(timestamp: i64) {
     }
 }
 
-/// Whether any deletion that is remembered may be as new as this, in microseconds since 1970-01-01 UTC.
+/// Whether any deletion that is remembered may be as new as this, in microseconds since 1970-01-01
+/// UTC.
 #[must_use]
 pub fn may_have_tombstone_since(timestamp: i64) -> bool {
     my_manager().is_none_or(|entry| {
@@ -88,7 +90,8 @@ pub fn is_collected(xid: pg_sys::TransactionId) -> bool {
     })
 }
 
-/// How far the collector of this database has come in local WAL, and whether it runs. It is asked to go on at once.
+/// How far the collector of this database has come in local WAL, and whether it runs. It is asked
+/// to go on at once.
 #[must_use]
 pub fn ask_collector() -> (u64, bool) {
     my_manager().map_or((0, false), |entry| {

@@ -1,7 +1,8 @@
-//! The last failure of a subscription's workers, whole, for the views: one that may pass is nowhere else.
+//! The last failure of a subscription's workers, whole, for the views: one that may pass is nowhere
+//! else.
 //!
-//! Written by the leader and the manager, read by any backend; both hold the registry's lock, so that a failure is read as it was
-//! written. Texts are cut to 512 bytes.
+//! Written by the leader and the manager, read by any backend; both hold the registry's lock, so
+//! that a failure is read as it was written. Texts are cut to 512 bytes.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 

@@ -26,7 +26,8 @@ pub struct ManagerEntry {
     pub latch: AtomicUsize,
     /// Set by a backend that wants a manager to look.
     pub poked: AtomicU32,
-    /// The newest commit timestamp (TimestampTz) that was applied in the database, or that a transaction of its own had.
+    /// The newest commit timestamp (TimestampTz) that was applied in the database, or that a
+    /// transaction of its own had.
     pub newest: AtomicI64,
     /// Commits that waited for the clock to be past it.
     pub clock_waits: AtomicU64,
@@ -46,14 +47,16 @@ pub struct ManagerEntry {
     pub local_versions_from: AtomicU64,
     /// The last of them.
     pub local_versions_to: AtomicU64,
-    /// Transactions of which commit timestamps are kept (`crate::kept_commit`): the first one, by its full id.
+    /// Transactions of which commit timestamps are kept (`crate::kept_commit`): the first one, by
+    /// its full id.
     pub kept_commits_from: AtomicU64,
     /// And the one after the last; the largest number where that is not known yet.
     pub kept_commits_to: AtomicU64,
     /// No change arrives any more that is older than this, microseconds since 1970-01-01 UTC; 0:
     /// not known. Set by the manager.
     pub arrived_before: AtomicI64,
-    /// Whether deletions are to be remembered: other nodes may send older changes of the rows. Set by the manager.
+    /// Whether deletions are to be remembered: other nodes may send older changes of the rows. Set
+    /// by the manager.
     pub remembers_deletions: AtomicBool,
     /// Whether `Shared::tombstones` knows of all of the database's. Set by the manager, once.
     pub(super) knows_tombstones: AtomicBool,
@@ -90,7 +93,8 @@ pub struct ManagerEntry {
     /// it one.
     pub membership: AtomicU32,
     /// The first transaction of the node's life, by its full id: origins in older commits may stand
-    /// for other nodes than these origins do now. 0: all commits are of its life. Set by the manager.
+    /// for other nodes than these origins do now. 0: all commits are of its life. Set by the
+    /// manager.
     pub first_xid: AtomicU64,
     /// Where rows of routed tables live: `crate::routing`.
     pub routing: RoutingEntry,
@@ -172,15 +176,16 @@ fn find_or_take_manager(database: u32) -> Option<&'static ManagerEntry> {
     })
 }
 
-/// The entry of a database's manager, taken if it has none yet. `None` when there is no room or no shared memory.
+/// The entry of a database's manager, taken if it has none yet. `None` when there is no room or no
+/// shared memory.
 #[must_use]
 pub fn manager(database: u32) -> Option<&'static ManagerEntry> {
     shared()?;
     find_manager(database).or_else(|| locked(|| find_or_take_manager(database)))
 }
 
-/// Whether this process's database is known to be in no group. False also if nobody has looked since
-/// the server started.
+/// Whether this process's database is known to be in no group. False also if nobody has looked
+/// since the server started.
 #[must_use]
 pub fn is_no_member() -> bool {
     my_manager().is_some_and(|entry| entry.membership.load(Ordering::Acquire) == NO_MEMBER)
@@ -212,7 +217,8 @@ thread_local! {
     static MY_MANAGER: Cell<(u64, Option<&'static ManagerEntry>)> = const { Cell::new((u64::MAX, None)) };
 }
 
-/// The entry of this process's database, looked up only when entries have changed. `None` when it has none.
+/// The entry of this process's database, looked up only when entries have changed. `None` when it
+/// has none.
 #[must_use]
 pub fn my_manager() -> Option<&'static ManagerEntry> {
     let generation = shared()?.manager_generation.load(Ordering::Acquire);

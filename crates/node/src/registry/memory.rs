@@ -1,5 +1,5 @@
-//! The registry's shared memory: its layout, the hooks that ask for it and set it up, and numbers of
-//! the whole server.
+//! The registry's shared memory: its layout, the hooks that ask for it and set it up, and numbers
+//! of the whole server.
 
 use std::ffi::c_void;
 use std::sync::atomic::{
@@ -38,7 +38,8 @@ pub(super) struct Shared {
     pub(super) rewrites: AtomicU64,
     /// Grows whenever a database gets a manager's entry or loses it.
     pub(super) manager_generation: AtomicU64,
-    /// Time of the newest deletion in each group of keys, microseconds since 1970-01-01 UTC; 0: none.
+    /// Time of the newest deletion in each group of keys, microseconds since 1970-01-01 UTC; 0:
+    /// none.
     pub(super) tombstones: [AtomicI64; TOMBSTONE_GROUPS],
     /// What the readers of slots want, by the slot's place: `crate::readers`.
     pub(super) readers: [AtomicU32; READERS],
@@ -117,7 +118,8 @@ extern "C-unwind" fn set_up_ours() {
 /// Ask for the shared memory. Called while the postmaster loads its libraries.
 pub fn install() {
     LOADED.store(true, Ordering::Relaxed);
-    // SAFETY: the hooks are plain function pointers that are set in the postmaster before it has children.
+    // SAFETY: the hooks are plain function pointers that are set in the postmaster before it has
+    // children.
     unsafe {
         if let Some(previous) = pg_sys::shmem_request_hook {
             PREVIOUS_REQUEST.store(previous as *mut c_void, Ordering::Relaxed);
@@ -138,7 +140,8 @@ pub fn is_preloaded() -> bool {
 
 pub(super) fn shared() -> Option<&'static Shared> {
     let raw = SHARED.load(Ordering::Acquire);
-    // SAFETY: set by `startup` to memory that lives as long as the server; children inherit the mapping. Atomics only.
+    // SAFETY: set by `startup` to memory that lives as long as the server; children inherit the
+    // mapping. Atomics only.
     (!raw.is_null()).then(|| unsafe { &*raw })
 }
 

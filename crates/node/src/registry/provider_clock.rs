@@ -1,4 +1,5 @@
-//! How far a subscription's provider's clock is from this node's, as its leader has measured it last.
+//! How far a subscription's provider's clock is from this node's, as its leader has measured it
+//! last.
 
 use std::sync::atomic::{AtomicI64, AtomicU32, Ordering, fence};
 
@@ -13,8 +14,8 @@ pub struct ProviderClock {
     offset: AtomicI64,
     error: AtomicI64,
     measured_at: AtomicI64,
-    /// When it was said last that the clocks are apart, in microseconds of the monotonic clock; 0: they are not. The leader's own, kept for the
-    /// next one.
+    /// When it was said last that the clocks are apart, in microseconds of the monotonic clock; 0:
+    /// they are not. The leader's own, kept for the next one.
     pub warned_at: AtomicI64,
 }
 

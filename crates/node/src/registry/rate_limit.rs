@@ -1,5 +1,5 @@
-//! The limits on how fast a subscription is read, in shared memory. Set by the manager; the processes
-//! that read keep them (`crate::rate_limit`).
+//! The limits on how fast a subscription is read, in shared memory. Set by the manager; the
+//! processes that read keep them (`crate::rate_limit`).
 
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};

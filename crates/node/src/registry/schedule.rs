@@ -1,10 +1,12 @@
 //! What came of scheduling a subscription's transactions, for the view braid.dependency_stats.
 //!
-//! The leader counts for itself and adds what is new now and then; the appliers add once for each batch. Relaxed atomics.
+//! The leader counts for itself and adds what is new now and then; the appliers add once for each
+//! batch. Relaxed atomics.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counters of a subscription's schedule. They live as long as its entry, but for those that say "now".
+/// Counters of a subscription's schedule. They live as long as its entry, but for those that say
+/// "now".
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct ScheduleCounters {
@@ -26,11 +28,13 @@ pub struct ScheduleCounters {
     pub barriers_truncate: AtomicU64,
     /// Transactions with a barrier since the provider has no key for a change.
     pub barriers_unkeyed: AtomicU64,
-    /// Transactions with a barrier since a unique index of this node is not covered by the provider's keys.
+    /// Transactions with a barrier since a unique index of this node is not covered by the
+    /// provider's keys.
     pub barriers_index: AtomicU64,
     /// Transactions with a barrier since a trigger fires here.
     pub barriers_trigger: AtomicU64,
-    /// Transactions with a barrier since they have too many keys or tables, or do not fit into the apply buffer.
+    /// Transactions with a barrier since they have too many keys or tables, or do not fit into the
+    /// apply buffer.
     pub barriers_size: AtomicU64,
     /// Transactions that did not fit into the apply buffer and were applied as they came.
     pub large: AtomicU64,
@@ -64,9 +68,11 @@ pub struct ScheduleCounters {
     pub given_up_while_running: AtomicU64,
     /// Now: appliers that take transactions.
     pub taking: AtomicU64,
-    /// Now: 1 where transactions are not joined although the apply mode would, as a node may read what others wrote.
+    /// Now: 1 where transactions are not joined although the apply mode would, as a node may read
+    /// what others wrote.
     pub not_joined: AtomicU64,
-    /// Rows and transactions per second with one of them and with all, as tried last: bits of an f64, 0 before.
+    /// Rows and transactions per second with one of them and with all, as tried last: bits of an
+    /// f64, 0 before.
     pub rate_one: AtomicU64,
     /// See `rate_one`.
     pub rate_all: AtomicU64,
@@ -144,8 +150,9 @@ impl ScheduleCounters {
         }
     }
 
-    /// As how many local transactions so many were committed, counted from anywhere. A batch is counted before its transactions are
-    /// among these, so the number falls by less than a batch for a moment, and is never ahead by more than one.
+    /// As how many local transactions so many were committed, counted from anywhere. A batch is
+    /// counted before its transactions are among these, so the number falls by less than a batch
+    /// for a moment, and is never ahead by more than one.
     pub fn commits_of(&self, transactions: u64) -> u64 {
         let batched = self.batched.load(Ordering::Relaxed);
         let batches = self.batches.load(Ordering::Relaxed);

@@ -67,7 +67,8 @@ impl Activity {
     }
 }
 
-/// A request to apply what is parked. Made by a session that holds the subscription's advisory lock for it, served by applier 0.
+/// A request to apply what is parked. Made by a session that holds the subscription's advisory lock
+/// for it, served by applier 0.
 #[repr(C)]
 #[derive(Debug)]
 pub struct RetryRequest {
@@ -161,7 +162,8 @@ pub struct SubscriptionEntry {
     pub last_message_at: AtomicI64,
     /// Commit time at the origin of the last applied transaction (TimestampTz).
     pub last_commit_at: AtomicI64,
-    /// Everything that the provider had committed by this time is applied (TimestampTz); 0 when that is not known.
+    /// Everything that the provider had committed by this time is applied (TimestampTz); 0 when
+    /// that is not known.
     pub caught_up_at: AtomicI64,
     /// Leader started (TimestampTz).
     pub started_at: AtomicI64,
@@ -189,8 +191,8 @@ pub struct SubscriptionEntry {
     pub retries: AtomicU64,
     /// What is to be done otherwise when it comes again.
     pub anew: Anew,
-    /// The transaction whose turn it is waits for a statement of another node: 1. Those behind it must
-    /// hold no locks then, which the statement may need.
+    /// The transaction whose turn it is waits for a statement of another node: 1. Those behind it
+    /// must hold no locks then, which the statement may need.
     pub awaits_statement: AtomicU32,
     /// Grows with each transaction that is parked, or is not any more: appliers look again.
     pub parked_version: AtomicU32,
@@ -215,12 +217,13 @@ pub struct SubscriptionEntry {
     pub at_once: AtomicU32,
     /// Grows whenever the state of one of its tables moves, so that appliers look again.
     pub tables_version: AtomicU32,
-    /// Grows whenever the manager has seen a change of the catalog, so that the leader looks at its tables again.
+    /// Grows whenever the manager has seen a change of the catalog, so that the leader looks at its
+    /// tables again.
     pub catalog_version: AtomicU32,
     /// Grows with each change of its options, as that commits.
     altered: AtomicU32,
-    /// The value of `altered` when the manager looked at the catalog last: its leader has the options
-    /// of that look, or is asked to end.
+    /// The value of `altered` when the manager looked at the catalog last: its leader has the
+    /// options of that look, or is asked to end.
     heeded: AtomicU32,
     /// Leaders started so far, so that a wait can tell a fresh one.
     pub starts: AtomicU32,
@@ -242,10 +245,11 @@ pub struct SubscriptionEntry {
 #[repr(C)]
 #[derive(Debug)]
 pub struct Anew {
-    /// Commit position of one that failed while its rows were inserted in bulk and could not be read again: it is applied row
-    /// by row; 0: none.
+    /// Commit position of one that failed while its rows were inserted in bulk and could not be
+    /// read again: it is applied row by row; 0: none.
     pub row_by_row: AtomicU64,
-    /// One, by its id at the provider, that was applied while it ran and given up when it had committed; 0: none.
+    /// One, by its id at the provider, that was applied while it ran and given up when it had
+    /// committed; 0: none.
     pub not_running: AtomicU32,
     /// 1: they are sent once they have committed, as one did not fit into temporary files.
     pub whole: AtomicU32,
@@ -286,7 +290,8 @@ pub fn has_subscriptions() -> bool {
     })
 }
 
-/// If this process is an applier that waits for its turn, the other appliers of its subscription: some of them are ahead of it.
+/// If this process is an applier that waits for its turn, the other appliers of its subscription:
+/// some of them are ahead of it.
 #[must_use]
 pub fn waited_for_by(pid: i32) -> Vec<i32> {
     let of = |entry: &SubscriptionEntry| {
@@ -312,7 +317,8 @@ pub fn subscription(id: u32) -> Option<&'static SubscriptionEntry> {
     })
 }
 
-/// The entry of a subscription of this database, taken if it has none. `None` when there is no room.
+/// The entry of a subscription of this database, taken if it has none. `None` when there is no
+/// room.
 #[must_use]
 pub fn take_subscription(id: u32) -> Option<&'static SubscriptionEntry> {
     if let Some(entry) = subscription(id) {
@@ -337,8 +343,8 @@ pub fn take_subscription(id: u32) -> Option<&'static SubscriptionEntry> {
     })
 }
 
-/// Give a subscription's entry back, with its tables' counters. Does nothing while one of its processes still runs, which would write
-/// into what is somebody else's by then.
+/// Give a subscription's entry back, with its tables' counters. Does nothing while one of its
+/// processes still runs, which would write into what is somebody else's by then.
 pub fn release_subscription(entry: &SubscriptionEntry) {
     let runs = |pid: &AtomicI32| pid.load(Ordering::Acquire) != 0;
     if runs(&entry.leader_pid) || entry.appliers.iter().any(|applier| runs(&applier.pid)) {
@@ -376,7 +382,8 @@ impl SubscriptionEntry {
         pids.filter(|pid| *pid != 0).collect()
     }
 
-    /// Read the entry with `read`. `None` when it was given back, or became another subscription's, meanwhile.
+    /// Read the entry with `read`. `None` when it was given back, or became another subscription's,
+    /// meanwhile.
     #[must_use]
     pub fn consistent<T>(&self, read: impl FnOnce(&Self) -> T) -> Option<T> {
         let before = self.generation.load(Ordering::Acquire);
@@ -408,8 +415,8 @@ impl SubscriptionEntry {
         self.alterations() != self.heeded.load(Ordering::Acquire)
     }
 
-    /// Everything as it is in fresh memory, but for the generation. By the holder of the lock, who has found it free; readers may be
-    /// looking at it, so each field is stored on its own.
+    /// Everything as it is in fresh memory, but for the generation. By the holder of the lock, who
+    /// has found it free; readers may be looking at it, so each field is stored on its own.
     #[expect(clippy::too_many_lines, reason = "a line or two for each field")]
     fn reset(&self) {
         self.generation.fetch_add(1, Ordering::AcqRel);
@@ -594,7 +601,8 @@ impl SubscriptionEntry {
         self.to_park.failure.record(error, commit_lsn);
     }
 
-    /// Why the transaction that commits at `commit_lsn` is to be parked, if it is: its error, and the one that it has to follow.
+    /// Why the transaction that commits at `commit_lsn` is to be parked, if it is: its error, and
+    /// the one that it has to follow.
     #[must_use]
     pub fn is_to_park(&self, commit_lsn: u64) -> Option<(PgError, i64)> {
         if !self.to_park.failure.is_there() {
@@ -616,8 +624,8 @@ impl SubscriptionEntry {
         self.activity.store(activity as u32, Ordering::Release);
     }
 
-    /// A failure has ended its workers, or kept them from starting: keep it, whole. `lsn` is the end of the transaction that failed, 0
-    /// for none.
+    /// A failure has ended its workers, or kept them from starting: keep it, whole. `lsn` is the
+    /// end of the transaction that failed, 0 for none.
     pub fn set_failure(&self, error: &PgError, lsn: u64) {
         self.failure.record(error, lsn);
         self.failures.fetch_add(1, Ordering::AcqRel);

@@ -1,5 +1,6 @@
-//! DROP DATABASE: the collector's slot would forbid it, while it is in use. So the collector ends first, as the other workers do with
-//! WITH (FORCE); where the database is not dropped after all, the manager starts it again.
+//! DROP DATABASE: the collector's slot would forbid it, while it is in use. So the collector ends
+//! first, as the other workers do with WITH (FORCE); where the database is not dropped after all,
+//! the manager starts it again.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};

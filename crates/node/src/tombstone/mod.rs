@@ -1,17 +1,21 @@
-//! Tombstones: what this node remembers of deleted rows, so that an older change of one that comes late does not bring it back.
+//! Tombstones: what this node remembers of deleted rows, so that an older change of one that comes
+//! late does not bring it back.
 //!
-//! Who has deleted a row is told by its dead version for as long as that is there. A row of `braid.tombstone` tells it from then
-//! on. Appliers write one with each deletion that they apply, in its transaction. Local deletions cost who makes them nothing: the
-//! collector (`workers/collector`) reads them off WAL, and keeps dead rows from being removed until it has come past them. So at any
-//! moment each deletion is told by one of the two.
+//! Who has deleted a row is told by its dead version for as long as that is there. A row of
+//! `braid.tombstone` tells it from then on. Appliers write one with each deletion that they apply,
+//! in its transaction. Local deletions cost who makes them nothing: the collector
+//! (`workers/collector`) reads them off WAL, and keeps dead rows from being removed until it has
+//! come past them. So at any moment each deletion is told by one of the two.
 //!
-//! A change that finds no row looks for its tombstone. For inserts that is the common case, so shared memory has, for each of
-//! `TOMBSTONE_GROUPS` (`registry/deletions.rs`) groups of keys, the newest deletion of any of them: what is newer than that meets none.
+//! A change that finds no row looks for its tombstone. For inserts that is the common case, so
+//! shared memory has, for each of `TOMBSTONE_GROUPS` (`registry/deletions.rs`) groups of keys, the
+//! newest deletion of any of them: what is newer than that meets none.
 //!
-//! Rows that came by a copy, whose own commit does not tell their version, are kept in a table of almost the same form ([`store_copied`]).
+//! Rows that came by a copy, whose own commit does not tell their version, are kept in a table of
+//! almost the same form ([`store_copied`]).
 //!
-//! Nothing is ever changed here: of a key's tombstones the newest counts. They are removed when nothing older can arrive any more
-//! (`manager.rs`).
+//! Nothing is ever changed here: of a key's tombstones the newest counts. They are removed when
+//! nothing older can arrive any more (`manager.rs`).
 
 pub mod drop_database;
 pub mod waiting;
@@ -62,12 +66,12 @@ pub struct CopiedVersion {
     pub merged: bool,
 }
 
-/// The time of a tombstone that a prepared transaction has written: that of its commit, which its commit record tells. The manager puts it
-/// in its place.
+/// The time of a tombstone that a prepared transaction has written: that of its commit, which its
+/// commit record tells. The manager puts it in its place.
 pub const AT_COMMIT: i64 = 0;
 
-/// The time of what this transaction has removed, which was prepared ([`AT_COMMIT`]); `None` when that does not count: it is the one in hand, or its time is
-/// forgotten.
+/// The time of what this transaction has removed, which was prepared ([`AT_COMMIT`]); `None` when
+/// that does not count: it is the one in hand, or its time is forgotten.
 #[must_use]
 pub fn committed_at(writer: pg_sys::TransactionId, seen: Seen) -> Option<i64> {
     if transaction::is_own(writer) {
@@ -126,7 +130,8 @@ pub fn store(tombstones: &[Tombstone]) -> Result<(), PgError> {
     write(Known::Deletions, tombstones.iter().map(values))
 }
 
-/// Write down the versions of rows that a copy has brought, each with whether it was merged. In the transaction of the copy.
+/// Write down the versions of rows that a copy has brought, each with whether it was merged. In the
+/// transaction of the copy.
 ///
 /// # Errors
 /// Whatever PostgreSQL raises.
@@ -175,14 +180,16 @@ impl Seen {
     }
 }
 
-/// A transaction that was prepared commits at this time: what it has deleted, if anything, is not known here by group.
+/// A transaction that was prepared commits at this time: what it has deleted, if anything, is not
+/// known here by group.
 pub fn prepared_commits(timestamp: i64) {
     if registry::remembers_deletions() {
         registry::raise_all_tombstones(timestamp);
     }
 }
 
-/// Give tombstones of prepared transactions that have committed the time of that, and what these have taken out of tables without a key. In a transaction of the caller's.
+/// Give tombstones of prepared transactions that have committed the time of that, and what these
+/// have taken out of tables without a key. In a transaction of the caller's.
 pub fn settle() {
     for (table, column) in [("tombstone", "deleted_at"), ("taken_row", "removed_at")] {
         execute_lazily(
@@ -216,7 +223,8 @@ fn by(known: Known, hash: u64) -> Result<By, PgError> {
     })
 }
 
-/// The same, all of them where several nodes have deleted it at one time: their names decide, which this module does not know.
+/// The same, all of them where several nodes have deleted it at one time: their names decide, which
+/// this module does not know.
 ///
 /// # Errors
 /// Whatever PostgreSQL raises.
@@ -292,7 +300,8 @@ pub fn has_copied_merged() -> Result<bool, PgError> {
     Ok(found)
 }
 
-/// Look at the versions that copies have brought, or at those that an index finds, until told to stop.
+/// Look at the versions that copies have brought, or at those that an index finds, until told to
+/// stop.
 fn each_copied(
     by: Option<By>,
     mut look: impl FnMut(CopiedVersion) -> ControlFlow<()>,
@@ -309,7 +318,8 @@ fn each_copied(
     Ok(())
 }
 
-/// By table, hashes of rows that changes of other nodes have deleted which are newer than `since`, microseconds since 1970-01-01 UTC.
+/// By table, hashes of rows that changes of other nodes have deleted which are newer than `since`,
+/// microseconds since 1970-01-01 UTC.
 ///
 /// # Errors
 /// Whatever PostgreSQL raises.
@@ -334,7 +344,8 @@ pub fn received(tables: &[u32], since: i64) -> Result<BTreeMap<u32, HashSet<u64>
     Ok(hashes)
 }
 
-/// Tell shared memory of all tombstones that there are, after the server was started. In a transaction of the caller's.
+/// Tell shared memory of all tombstones that there are, after the server was started. In a
+/// transaction of the caller's.
 ///
 /// # Errors
 /// Whatever PostgreSQL raises.
@@ -347,7 +358,8 @@ pub fn load() -> Result<(), PgError> {
     Ok(())
 }
 
-/// Look at all tombstones, or at those that an index finds. Whoever deleted a row that was not found has committed its tombstone with that.
+/// Look at all tombstones, or at those that an index finds. Whoever deleted a row that was not
+/// found has committed its tombstone with that.
 fn each(by: Option<By>, seen: Seen, mut look: impl FnMut(Tombstone)) -> Result<(), PgError> {
     let table = Known::Deletions.table()?;
     table_scan::each::<COLUMNS>(table, by, seen.sees(), |row| {

@@ -16,8 +16,8 @@ use crate::registry;
 
 /// Between two looks at how far the collector has come.
 const LOOK: Duration = Duration::from_millis(2);
-/// How long a collector is waited for that runs and gets nowhere: it may have a large transaction in
-/// hand.
+/// How long a collector is waited for that runs and gets nowhere: it may have a large transaction
+/// in hand.
 const PATIENCE: Duration = Duration::from_secs(300);
 /// How long a collector is waited for that does not run.
 const PATIENCE_WITHOUT: Duration = Duration::from_secs(10);
@@ -37,8 +37,8 @@ pub fn has_slot() -> bool {
     }
 }
 
-/// Waits until the collector of this database has come past a position in flushed WAL and has written
-/// what it found. False if it does not get there.
+/// Waits until the collector of this database has passed a position in flushed WAL and has
+/// written what it found. False if it does not get there.
 #[must_use]
 pub fn wait_past(aim: u64) -> bool {
     let mut before = 0;
@@ -53,7 +53,7 @@ pub fn wait_past(aim: u64) -> bool {
             since = Instant::now();
         }
         let patience = if runs { PATIENCE } else { PATIENCE_WITHOUT };
-        // To make its slot waits for the transaction in hand.
+        // Making its slot waits for the transaction that runs.
         if !registry::remembers_deletions() || (!runs && !has_slot()) || since.elapsed() > patience
         {
             return false;
@@ -62,8 +62,8 @@ pub fn wait_past(aim: u64) -> bool {
     }
 }
 
-/// The error where the collector did not get there. The transaction in hand is to be rolled back and
-/// done again.
+/// The error where the collector did not get there. The transaction in hand is to be rolled back
+/// and done again.
 #[must_use]
 pub fn not_yet(message: &str) -> PgError {
     PgError::new(SqlState::SerializationFailure, message)

@@ -1,5 +1,5 @@
-//! Uses of versioned tables that a transaction has not declared, and statements that would break the
-//! order of versions. Run by every session.
+//! Uses of versioned tables that a transaction has not declared, and statements that would break
+//! the order of versions. Run by every session.
 //!
 //! | way to a table | checked by |
 //! |---|---|

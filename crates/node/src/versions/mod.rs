@@ -22,8 +22,9 @@
 //! | committed | the session, once its commit is visible | free |
 //! | ended | the session: rolled back, or nothing was written | free |
 //!
-//! None of it is durable. If the server crashes, all slots are free, and no transaction runs. If the
-//! versions process ends, the next one refuses transactions that have numbers of the earlier one.
+//! None of it is durable. If the server crashes, all slots are free, and no transaction runs. If
+//! the versions process ends, the next one refuses transactions that have numbers of the earlier
+//! one.
 //!
 //! Commit order is right for two reasons. Writes become visible before their slot says *committed*,
 //! so a transaction that is *ready* sees them. And while a transaction is *ready*, the versions

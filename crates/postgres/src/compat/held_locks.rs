@@ -1,5 +1,5 @@
-//! The lightweight locks that a process holds. Up to 18 PostgreSQL lists them. 19 only tells whether
-//! a given lock is held, and releases all.
+//! The lightweight locks that a process holds. Up to 18 PostgreSQL lists them. 19 only tells
+//! whether a given lock is held, and releases all.
 
 use pgrx::pg_sys;
 

@@ -1,5 +1,5 @@
-//! Signal handlers: `pqsignal`, since 18 a macro for `pqsignal_be`. From 19 on, handlers are told who
-//! sent the signal.
+//! Signal handlers: `pqsignal`, since 18 a macro for `pqsignal_be`. From 19 on, handlers are told
+//! who sent the signal.
 
 use std::ffi::c_int;
 use std::sync::OnceLock;
@@ -40,8 +40,8 @@ unsafe fn pqsignal(signal: c_int, handler: pg_sys::pqsigfunc) {
     }
 }
 
-/// Handles SIGTERM (end at the next interrupt check) and SIGHUP (read the settings again) as a backend
-/// does.
+/// Handles SIGTERM (end at the next interrupt check) and SIGHUP (read the settings again) as a
+/// backend does.
 ///
 /// # Safety
 /// At the start of a worker, before signals are unblocked.

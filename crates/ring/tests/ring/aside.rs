@@ -1,4 +1,5 @@
-//! Transactions that are put aside: any interleaving of taking, committing and failing gives what one after the other gives.
+//! Transactions that are put aside: any interleaving of taking, committing and failing gives what
+//! one after the other gives.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,7 +7,8 @@ use braid_ring::{Awaited, Complete, EDGES, Geometry, Leader, Ring};
 
 use crate::memory::{Memory, Random, ring};
 
-/// A transaction: the keys that it writes, in this order; all before it must be there if it is a barrier.
+/// A transaction: the keys that it writes, in this order; all before it must be there if it is a
+/// barrier.
 #[derive(Debug, Clone)]
 struct Work {
     keys: Vec<u64>,
@@ -230,8 +232,8 @@ fn i1_any_interleaving_with_what_is_put_aside_is_serial_replay() {
     assert!(furthest > 30, "some were far ahead: {furthest}");
 }
 
-/// The first is held and all that depends on it is put aside: an applier that is left gets to all others, and to those once the first is
-/// committed, before anything new, the oldest first.
+/// The first is held and all that depends on it is put aside: an applier that is left gets to all
+/// others, and to those once the first is committed, before anything new, the oldest first.
 #[test]
 fn one_applier_of_two_gets_past_all_that_waits() {
     let (_memory, mut leader) = ring(Geometry::new(2, 0, 64));
@@ -272,7 +274,8 @@ fn one_applier_of_two_gets_past_all_that_waits() {
     assert_eq!(ring.committed(), 41);
 }
 
-/// A chain: each is ready as soon as the one before is committed, and one applier that is idle is not woken for what another takes.
+/// A chain: each is ready as soon as the one before is committed, and one applier that is idle is
+/// not woken for what another takes.
 #[test]
 fn who_commits_takes_what_has_become_ready() {
     let (_memory, mut leader) = ring(Geometry::new(2, 0, 64));

@@ -1,5 +1,5 @@
-//! Leader and appliers as threads, which sleep without time-outs: a wake-up that is lost stops everything, and the watchdog
-//! then fails the test.
+//! Leader and appliers as threads, which sleep without time-outs: a wake-up that is lost stops
+//! everything, and the watchdog then fails the test.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,7 +12,8 @@ use braid_ring::{
 
 use crate::memory::{Memory, Random, ring};
 
-/// Latches by address: 1 is the leader's, 2 and on the appliers'. A thread's token is as sticky as a latch.
+/// Latches by address: 1 is the leader's, 2 and on the appliers'. A thread's token is as sticky as
+/// a latch.
 struct Latches {
     threads: Vec<Mutex<Option<Thread>>>,
     moves: AtomicU64,
@@ -399,7 +400,8 @@ fn run(seed: u64, geometry: Geometry, time: Duration, relaxed: bool, asides: boo
             })
             .collect();
         let producer = scope.spawn(|| {
-            // A ring can't be sent to another thread; a second view of the same memory can be made there.
+            // A ring can't be sent to another thread; a second view of the same memory can be made
+            // there.
             let leader = Leader::new(memory.attach().unwrap());
             latches.own(1);
             let mut producer = Producer {

@@ -1,10 +1,13 @@
-//! Batches (`apply_mode => 'batch'` and `'aggregate'`): what an applier has taken is committed as one local transaction where that
-//! goes.
+//! Batches (`apply_mode => 'batch'` and `'aggregate'`): what an applier has taken is committed as
+//! one local transaction where that goes.
 //!
-//! A batch ends early before a transaction of another origin, or one that is not newer for being later (`conflict::joins`). One that fails, for whatever reason, is rolled back, and its
-//! transactions are applied one by one: then only the one that can't be applied is held back, with its own position.
+//! A batch ends early before a transaction of another origin, or one that is not newer for being
+//! later (`conflict::joins`). One that fails, for whatever reason, is rolled back, and its
+//! transactions are applied one by one: then only the one that can't be applied is held back, with
+//! its own position.
 //!
-//! Nothing is joined where a node reads from this one what others wrote: it would be sent a batch as one transaction, with one version.
+//! Nothing is joined where a node reads from this one what others wrote: it would be sent a batch
+//! as one transaction, with one version.
 
 use std::sync::atomic::Ordering;
 
@@ -69,8 +72,8 @@ impl Applier {
                         .ring
                         .commit_run(self.post.number, done, local_end, next);
                     set_latches(&wakes);
-                    // Autovacuum goes by these counters. PostgreSQL itself sends them no more than once a second.
-                    // SAFETY: outside of a transaction.
+                    // Autovacuum goes by these counters. PostgreSQL itself sends them no more than
+                    // once a second. SAFETY: outside of a transaction.
                     transaction::report_statistics(false);
                     if next == 0 {
                         return self.post.housekeeping();
@@ -105,7 +108,8 @@ impl Applier {
             return Joined::Stop;
         }
         self.in_hand = InHand::once();
-        // Before the first that has to follow a parked one. Where that can't be said, each is looked at alone.
+        // Before the first that has to follow a parked one. Where that can't be said, each is
+        // looked at alone.
         let run = match error::catch(|| self.before_held(run)) {
             Ok(Ok(Some(run))) => run,
             Ok(Ok(None)) => return Joined::Alone,
@@ -129,7 +133,8 @@ impl Applier {
             Ok(Some((last, local_end))) => Joined::Up(last, local_end),
             Ok(None) => Joined::Alone,
             Err(_) => {
-                // Whatever it was comes again when the transaction is applied alone, and is dealt with there.
+                // Whatever it was comes again when the transaction is applied alone, and is dealt
+                // with there.
                 error::abort();
                 if let Some(session) = self.session.as_mut() {
                     session.forget_transaction();
@@ -198,8 +203,8 @@ impl Applier {
         Ok(())
     }
 
-    /// Up to which transaction all must be committed before this one can join a batch that starts with `first`; `None` when it can
-    /// join.
+    /// Up to which transaction all must be committed before this one can join a batch that starts
+    /// with `first`; `None` when it can join.
     fn missing(&self, transaction: &Transaction, first: u64) -> Option<u64> {
         let needs = transaction.needs(first);
         joining::missing(needs, first, self.post.ring.committed(), |sequence| {
@@ -207,8 +212,8 @@ impl Applier {
         })
     }
 
-    /// Apply transactions up to the end of the run, or to the first that can't join, and commit them. Returns the last one, and
-    /// the end of the commit record.
+    /// Apply transactions up to the end of the run, or to the first that can't join, and commit
+    /// them. Returns the last one, and the end of the commit record.
     fn apply_joined(&mut self, run: Run) -> Result<(u64, u64), Trouble> {
         let mut last = None;
         let mut end_lsn = 0;
@@ -269,8 +274,8 @@ impl Applier {
         self.commit_batch(run.first, last, end_lsn)
     }
 
-    /// As [`Applier::apply_joined`], with many changes of one row made one, or all regrouped by table. `None`, and nothing was done:
-    /// the first can't join.
+    /// As [`Applier::apply_joined`], with many changes of one row made one, or all regrouped by
+    /// table. `None`, and nothing was done: the first can't join.
     fn apply_gathered(&mut self, run: Run) -> Result<Option<(u64, u64)>, Trouble> {
         let mut last = None;
         let mut end_lsn = 0;
@@ -329,8 +334,9 @@ impl Applier {
         self.commit_batch(run.first, last, end_lsn).map(Some)
     }
 
-    /// Take a transaction apart, whose frames stay where they are until it is committed. Its end; `None` when it can't join:
-    /// it has many frames or one that does not lie in one piece, or another origin than the batch, say.
+    /// Take a transaction apart, whose frames stay where they are until it is committed. Its end;
+    /// `None` when it can't join: it has many frames or one that does not lie in one piece, or
+    /// another origin than the batch, say.
     fn gather<'a>(
         &mut self,
         mut transaction: Transaction,
@@ -406,7 +412,8 @@ impl Applier {
         Ok(true)
     }
 
-    /// All of a batch is applied: commit it when it is its turn. Returns its last transaction, and the end of the commit record.
+    /// All of a batch is applied: commit it when it is its turn. Returns its last transaction, and
+    /// the end of the commit record.
     fn commit_batch(&mut self, first: u64, last: u64, end_lsn: u64) -> Result<(u64, u64), Trouble> {
         let Some(session) = self.session.as_mut() else {
             return Err(PgError::new(SqlState::ProtocolViolation, "empty batch").into());
@@ -430,8 +437,8 @@ impl Applier {
         Ok((last, local_end))
     }
 
-    /// As [`Applier::frame`], of a transaction that is the batch's first or joins it. False when it can't: then nothing of it was
-    /// applied.
+    /// As [`Applier::frame`], of a transaction that is the batch's first or joins it. False when it
+    /// can't: then nothing of it was applied.
     fn frame_of_batch(
         &mut self,
         frame: &[u8],
@@ -445,7 +452,8 @@ impl Applier {
                 applier.begin(begin, true)?;
                 return Ok(true);
             }
-            // Another applier may have got its first origin of the node, and written what this transaction changes.
+            // Another applier may have got its first origin of the node, and written what this
+            // transaction changes.
             let tables_version = applier.entry.tables_version.load(Ordering::Acquire);
             fits = applier.session.as_mut().is_some_and(|session| {
                 (begin.origin.is_empty() || session.is_as_of(tables_version)) && session.join(begin)

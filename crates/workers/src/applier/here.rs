@@ -1,13 +1,17 @@
-//! The leader applies a transaction itself: a small one that comes while nothing else is in hand, or few of them. To hand it to an applier, which
-//! sleeps then, takes as long as to apply it, and twice the processor time.
+//! The leader applies a transaction itself: a small one that comes while nothing else is in hand,
+//! or few of them. To hand it to an applier, which sleeps then, takes as long as to apply it, and
+//! twice the processor time.
 //!
-//! The leader must not be kept from the stream. So here nothing is waited for: a lock is for [`LOCK_TIMEOUT_MS`] at most, and any other wait, and
-//! a conflict function, is an error (`latch::refuse_waits`). What ends in an error, whichever, is rolled back and goes to an applier, as if it had not been tried.
+//! The leader must not be kept from the stream. So here nothing is waited for: a lock is for
+//! [`LOCK_TIMEOUT_MS`] at most, and any other wait, and a conflict function, is an error
+//! (`latch::refuse_waits`). What ends in an error, whichever, is rolled back and goes to an
+//! applier, as if it had not been tried.
 //!
 //! States of the transaction, which the leader alone moves:
-//! complete -> published, and nobody woken -> taken (`Ring::take_last`) -> committed, or given back and all appliers woken. Of several, each is
-//! published when the one before is committed, or all are when one is not.
-//! An applier that happens to look takes it before the leader does: then it is that one's.
+//! complete -> published, and nobody woken -> taken (`Ring::take_last`) -> committed, or given back
+//! and all appliers woken. Of several, each is published when the one before is committed, or all
+//! are when one is not. An applier that happens to look takes it before the leader does: then it is
+//! that one's.
 
 use braid_bgworker::subscription_option::{ApplyMode, Origin};
 use std::sync::atomic::Ordering;
@@ -58,7 +62,8 @@ impl Otherwise {
     fn begin(origin: OriginId) -> Self {
         origin::resume(origin);
         latch::refuse_waits(true);
-        // The leader waits for what the subscription asks for, once for many commits, before it confirms them.
+        // The leader waits for what the subscription asks for, once for many commits, before it
+        // confirms them.
         Self(Impatient::begin(LOCK_TIMEOUT_MS))
     }
 
@@ -70,7 +75,8 @@ impl Otherwise {
 }
 
 impl LeadersApplier {
-    /// For a subscription that has so many other processes that apply. `None` where it is not to be.
+    /// For a subscription that has so many other processes that apply. `None` where it is not to
+    /// be.
     ///
     /// # Errors
     /// Whatever SPI says.
@@ -127,8 +133,8 @@ impl LeadersApplier {
         true
     }
 
-    /// Apply the transaction that was published last, if all before it are committed and nobody has taken it. False: appliers are to be woken
-    /// for it.
+    /// Apply the transaction that was published last, if all before it are committed and nobody has
+    /// taken it. False: appliers are to be woken for it.
     pub(crate) fn apply(&mut self, group: &Group, sequence: u64) -> bool {
         let ring = group.ring;
         // What is parked holds its keys, also where nothing is parked any more.

@@ -9,8 +9,8 @@ use super::prepared::Step;
 /// The transaction in hand, over all attempts at it.
 #[derive(Default)]
 pub(super) struct InHand {
-    /// An attempt has ended in a unique violation, or there can be one only: each row is looked up by
-    /// all of its unique keys.
+    /// An attempt has ended in a unique violation, or there can be one only: each row is looked up
+    /// by all of its unique keys.
     pub(super) check_other_keys: bool,
     /// Its changes are held one by one against what is parked.
     pub(super) guarding: bool,

@@ -1,13 +1,17 @@
-//! Transactions that are set aside (`on_error => 'park'`): how one is parked, how those behind it are found, and how they are tried again.
-//! `braid_bgworker::parked` has the rule, `braid_node::parked` what is stored.
+//! Transactions that are set aside (`on_error => 'park'`): how one is parked, how those behind it
+//! are found, and how they are tried again. `braid_bgworker::parked` has the rule,
+//! `braid_node::parked` what is stored.
 //!
-//! Of one that is committed in pieces, what is not committed yet is parked, in the commit that forgets how far the pieces went.
+//! Of one that is committed in pieces, what is not committed yet is parked, in the commit that
+//! forgets how far the pieces went.
 //!
-//! A transaction is parked in one commit that stores its records and moves the subscription's position past it: it is either applied or
-//! parked, whatever is killed (I1). It is parked when it is its turn, with all before it committed, in relaxed order too.
+//! A transaction is parked in one commit that stores its records and moves the subscription's
+//! position past it: it is either applied or parked, whatever is killed (I1). It is parked when it
+//! is its turn, with all before it committed, in relaxed order too.
 //!
-//! Whoever depends on a transaction waits until that is committed, or parked, before it looks at what is parked; and `parked_version` grows
-//! before the ring says that a transaction is done. So nobody misses one that it has to follow.
+//! Whoever depends on a transaction waits until that is committed, or parked, before it looks at
+//! what is parked; and `parked_version` grows before the ring says that a transaction is done. So
+//! nobody misses one that it has to follow.
 //!
 //! *Commits that wait for this subscription.* Example: paris is tokyo's synchronous standby. At
 //! tokyo T locks table `doc`, updates a row that paris has changed meanwhile, and commits.
@@ -27,8 +31,9 @@
 //! to write T with the value that paris has, as a session at paris could update that row before the
 //! answer comes; and to confirm T from memory, as T would be lost in a crash.
 //!
-//! Applier 0 tries what is parked again, one transaction at a time, in between those that it takes from the ring: what is asked for by
-//! `braid.retry_parked`, and what has no error of its own and nothing to wait for any more. Whatever else touches the same keys is parked behind it, so
+//! Applier 0 tries what is parked again, one transaction at a time, in between those that it takes
+//! from the ring: what is asked for by `braid.retry_parked`, and what has no error of its own and
+//! nothing to wait for any more. Whatever else touches the same keys is parked behind it, so
 //! nothing of the stream can overtake it.
 
 mod content;
@@ -126,8 +131,8 @@ impl Applier {
             .map_or(most, |until| until.min(most))
     }
 
-    /// Set a transaction aside before it is applied, if it has to be; `next` is the next in hand, 0 for none. All that it depends on is
-    /// committed, or parked. Outside of a transaction.
+    /// Set a transaction aside before it is applied, if it has to be; `next` is the next in hand, 0
+    /// for none. All that it depends on is committed, or parked. Outside of a transaction.
     pub(super) fn set_aside(&mut self, transaction: &mut Transaction, next: u64) -> Aside {
         let holder = match error::catch(|| self.holder(transaction)) {
             Ok(holder) => holder,
@@ -248,7 +253,8 @@ impl Applier {
         Ok((content, touch.finish()))
     }
 
-    /// The parked transaction that this one has to follow. All that it depends on is committed, or parked. Outside of a transaction.
+    /// The parked transaction that this one has to follow. All that it depends on is committed, or
+    /// parked. Outside of a transaction.
     fn holder(&mut self, transaction: &Transaction) -> Result<Option<i64>, PgError> {
         self.look_at_parked()?;
         self.in_hand.guarding = false;
@@ -264,8 +270,8 @@ impl Applier {
         Ok(self.parking.known.parked.holder(&touch, i64::MAX))
     }
 
-    /// The part of a run before the first transaction that has to follow a parked one; `None` when its first has to. Outside of a
-    /// transaction.
+    /// The part of a run before the first transaction that has to follow a parked one; `None` when
+    /// its first has to. Outside of a transaction.
     pub(super) fn before_held(&mut self, run: Run) -> Result<Option<Run>, PgError> {
         for sequence in run.first..=run.last {
             let transaction = self.post.ring.transaction(sequence);
@@ -355,7 +361,8 @@ impl Applier {
         }
     }
 
-    /// An open transaction that has failed with `error` is to be parked when it comes again: its first bytes are gone.
+    /// An open transaction that has failed with `error` is to be parked when it comes again: its
+    /// first bytes are gone.
     pub(super) fn park_when_it_comes(&self, transaction: &Transaction, error: &PgError) {
         let lsn = transaction.commit_lsn();
         let after = match self.why_parked(error, 1) {
@@ -370,7 +377,8 @@ impl Applier {
         ));
     }
 
-    /// Park an open transaction that has failed before, if it is one. `None` if it is not; false when it is time to end.
+    /// Park an open transaction that has failed before, if it is one. `None` if it is not; false
+    /// when it is time to end.
     fn park_open(&mut self, transaction: &mut Transaction, next: u64) -> Option<bool> {
         if !transaction.is_open() {
             return None;
@@ -411,7 +419,8 @@ impl Applier {
         Some(false)
     }
 
-    /// Park a transaction; `next` is the next in hand, 0 for none. `None`: it has to be looked at again. False when it is time to end.
+    /// Park a transaction; `next` is the next in hand, 0 for none. `None`: it has to be looked at
+    /// again. False when it is time to end.
     pub(super) fn park(
         &mut self,
         transaction: &Transaction,
@@ -464,7 +473,8 @@ impl Applier {
         if self.look_at_parked().is_err() || !self.parking.known.has_due() {
             return false;
         }
-        // Applier 0 may have taken a transaction that has to follow this one, and can't try anything: once all start anew it can.
+        // Applier 0 may have taken a transaction that has to follow this one, and can't try
+        // anything: once all start anew it can.
         let known = &self.parking.known;
         let now = (known.parked.ids().count(), known.waiting.len());
         match self.parking.patience {
@@ -525,7 +535,8 @@ impl Applier {
         }
     }
 
-    /// Store a transaction, and go past it, in one commit. Its number, and the end of the commit record.
+    /// Store a transaction, and go past it, in one commit. Its number, and the end of the commit
+    /// record.
     fn store(&mut self, sequence: u64, why: Why<'_>) -> Result<(i64, u64), PgError> {
         let mut transaction = self.post.ring.transaction(sequence);
         if transaction.is_split() {

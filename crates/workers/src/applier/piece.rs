@@ -1,9 +1,10 @@
-//! A transaction that is committed in pieces (`split_transactions_above`). `braid_bgworker::split` says where one ends and what is passed
-//! over.
+//! A transaction that is committed in pieces (`split_transactions_above`). `braid_bgworker::split`
+//! says where one ends and what is passed over.
 //!
-//! All before it is committed when its first change is applied, and nothing after it is applied before its end is: it is a barrier for everything. So its pieces
-//! commit in the source's order, and the position where its commit record starts, which they carry, is true: all that ends up to there is
-//! committed, and it itself is sent again to whoever goes on from there.
+//! All before it is committed when its first change is applied, and nothing after it is applied
+//! before its end is: it is a barrier for everything. So its pieces commit in the source's order,
+//! and the position where its commit record starts, which they carry, is true: all that ends up to
+//! there is committed, and it itself is sent again to whoever goes on from there.
 
 use std::sync::atomic::Ordering;
 
@@ -93,8 +94,8 @@ impl Applier {
         Ok(())
     }
 
-    /// Whether a change of the transaction in hand is to be applied; false when it is here already. Commits a piece before it if that
-    /// is full.
+    /// Whether a change of the transaction in hand is to be applied; false when it is here already.
+    /// Commits a piece before it if that is full.
     pub(super) fn take(&mut self, part: &Part<'_>) -> Result<bool, Trouble> {
         if self
             .in_hand

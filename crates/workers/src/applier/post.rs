@@ -190,8 +190,8 @@ impl Post {
         Ok(())
     }
 
-    /// Whether the transaction whose turn it is waits for a statement of another node. That comes by
-    /// another subscription, and may need a table that this process has written to.
+    /// Whether the transaction whose turn it is waits for a statement of another node. That comes
+    /// by another subscription, and may need a table that this process has written to.
     pub(super) fn awaits_statement(&self) -> bool {
         self.entry.awaits_statement.load(Ordering::Acquire) != 0
     }

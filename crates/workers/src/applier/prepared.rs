@@ -1,8 +1,9 @@
-//! Prepared transactions: applied as others are, and prepared here when it is their turn, under a name of this subscription's; later
-//! committed or rolled back, by whichever applier.
+//! Prepared transactions: applied as others are, and prepared here when it is their turn, under a
+//! name of this subscription's; later committed or rolled back, by whichever applier.
 //!
-//! All three carry the position of what they stand for, as a commit does, and so do their WAL records: a step that is durable here is never sent
-//! again (I1). The version of what is written is that of COMMIT PREPARED: its time, and the node.
+//! All three carry the position of what they stand for, as a commit does, and so do their WAL
+//! records: a step that is durable here is never sent again (I1). The version of what is written is
+//! that of COMMIT PREPARED: its time, and the node.
 
 use std::ffi::{CStr, CString};
 use std::time::Duration;
@@ -59,7 +60,8 @@ pub(super) struct Finish {
     timestamp: i64,
 }
 
-/// Whether it is here: its name, where its PREPARE ends at the provider, and when that was (Unix microseconds).
+/// Whether it is here: its name, where its PREPARE ends at the provider, and when that was (Unix
+/// microseconds).
 fn is_here(gid: &CStr, end_lsn: u64, timestamp: i64) -> Result<bool, PgError> {
     two_phase::is_prepared(gid, end_lsn, timestamp.saturating_sub(EPOCH_DIFFERENCE))
 }
@@ -107,8 +109,8 @@ impl Applier {
         Ok(())
     }
 
-    /// All of the transaction `sequence` has come, and is applied if there was something to apply. Returns up to where local WAL is to
-    /// be flushed.
+    /// All of the transaction `sequence` has come, and is applied if there was something to apply.
+    /// Returns up to where local WAL is to be flushed.
     pub(super) fn take_step(
         &mut self,
         step: &Step,
@@ -132,7 +134,8 @@ impl Applier {
             }
             Step::Rollback(finish, prepare_end_lsn, prepare_timestamp) => {
                 self.post.wait_for_turn(sequence)?;
-                // What was prepared before this subscription was told of such transactions was not sent.
+                // What was prepared before this subscription was told of such transactions was not
+                // sent.
                 if is_here(&finish.gid, *prepare_end_lsn, *prepare_timestamp)? {
                     finish.run(false)?;
                 }
@@ -143,8 +146,8 @@ impl Applier {
 }
 
 impl Applier {
-    /// Why the transaction that was rolled back, which was to be prepared, is to come again when it has committed; `None` if it is no such
-    /// one.
+    /// Why the transaction that was rolled back, which was to be prepared, is to come again when it
+    /// has committed; `None` if it is no such one.
     fn reason_to_wait(
         &mut self,
         error: &PgError,
@@ -169,7 +172,8 @@ impl Applier {
         Some((to_prepare, reason))
     }
 
-    /// What becomes of the transaction that was rolled back with this error, if it can't be prepared.
+    /// What becomes of the transaction that was rolled back with this error, if it can't be
+    /// prepared.
     pub(super) fn wait_for_its_commit(
         &mut self,
         transaction: &Transaction,
@@ -189,8 +193,9 @@ impl Applier {
         }
     }
 
-    /// A transaction of those that are to be prepared, which has to follow a parked one: it comes whole once it has committed, and is parked then. What is
-    /// said to the leader; `None`: it is no such one, or time to end. Outside of a transaction.
+    /// A transaction of those that are to be prepared, which has to follow a parked one: it comes
+    /// whole once it has committed, and is parked then. What is said to the leader; `None`: it is
+    /// no such one, or time to end. Outside of a transaction.
     pub(super) fn leave_held(&mut self, sequence: u64) -> Result<Option<PgError>, PgError> {
         if !self.subscription.options.two_phase {
             return Ok(None);
@@ -278,8 +283,9 @@ impl Applier {
         }
     }
 
-    /// Go past a prepared transaction, or its end, as was asked for: an empty one is prepared in its place, and what is prepared here is
-    /// rolled back. `None`: it is neither, or there is nothing to be done but to go on.
+    /// Go past a prepared transaction, or its end, as was asked for: an empty one is prepared in
+    /// its place, and what is prepared here is rolled back. `None`: it is neither, or there is
+    /// nothing to be done but to go on.
     pub(super) fn pass_prepared(
         &mut self,
         transaction: &mut Transaction,
@@ -292,7 +298,8 @@ impl Applier {
             latch::wait_as(Wait::Turn, Duration::from_millis(5));
         }
         let id = i64::from(self.subscription.id);
-        // Not in the transaction that is prepared: it would be seen only when that commits. Whoever is killed in between is asked again.
+        // Not in the transaction that is prepared: it would be seen only when that commits. Whoever
+        // is killed in between is asked again.
         let forget_request = || {
             error::transaction(|| {
                 subscription::execute(

@@ -1,11 +1,14 @@
-//! A transaction that is applied while it runs at the provider (`braid_bgworker::running`): by a process of its own, until an applier that has come
-//! to its place in the provider's order tells it that it is its turn.
+//! A transaction that is applied while it runs at the provider (`braid_bgworker::running`): by a
+//! process of its own, until an applier that has come to its place in the provider's order tells it
+//! that it is its turn.
 //!
-//! A subtransaction of it has a savepoint here, which is rolled back to when it is rolled back at the provider (`apply/savepoint.rs`). Beyond
-//! [`SAVEPOINTS`] inside of each other there are none: then it rolls back as a whole.
+//! A subtransaction of it has a savepoint here, which is rolled back to when it is rolled back at
+//! the provider (`apply/savepoint.rs`). Beyond [`SAVEPOINTS`] inside of each other there are none:
+//! then it rolls back as a whole.
 //!
-//! It is in nobody's way: it rolls back as soon as anybody waits for what it has locked, and waits a moment at most for what others have.
-//! So neither a local session nor another stream ever waits for the end of a transaction elsewhere.
+//! It is in nobody's way: it rolls back as soon as anybody waits for what it has locked, and waits
+//! a moment at most for what others have. So neither a local session nor another stream ever waits
+//! for the end of a transaction elsewhere.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -33,8 +36,8 @@ const LOCK_TIMEOUT: &str = "200ms";
 /// How often it looks whether somebody waits for a row that it has written, and for a table.
 const LOOK: Duration = Duration::from_millis(20);
 const LOOK_AT_TABLES: Duration = Duration::from_secs(1);
-/// Savepoints at a time: everybody's snapshots have room for 64 subtransactions of a process (PGPROC_MAX_CACHED_SUBXIDS of
-/// src/include/storage/proc.h, 15 to 18).
+/// Savepoints at a time: everybody's snapshots have room for 64 subtransactions of a process
+/// (PGPROC_MAX_CACHED_SUBXIDS of src/include/storage/proc.h, 15 to 18).
 const SAVEPOINTS: usize = 48;
 
 /// Why it is not applied now.
@@ -68,7 +71,8 @@ struct Progress {
     begun: bool,
     /// Those of subtransactions, from the outermost on.
     savepoints: Vec<Part>,
-    /// Ids under which rows were written before the last savepoint; others wait for these one by one.
+    /// Ids under which rows were written before the last savepoint; others wait for these one by
+    /// one.
     written_as: Vec<pg_sys::TransactionId>,
 }
 
@@ -284,7 +288,8 @@ impl Applier {
                 }
                 let change = match Record::read(tag, body)? {
                     Record::Change(change) => change,
-                    // For the history of conflicts. If it meets one, it is applied once it has committed.
+                    // For the history of conflicts. If it meets one, it is applied once it has
+                    // committed.
                     Record::Message(message) if message.prefix == REPLACED_PREFIX => continue,
                     _ => return Err(given_up("It is more than changes of rows.")),
                 };
@@ -306,7 +311,8 @@ impl Applier {
         }
     }
 
-    /// All is applied, and the transaction has committed at the provider: commit it when it is its turn.
+    /// All is applied, and the transaction has committed at the provider: commit it when it is its
+    /// turn.
     fn end_running(&mut self, running: &Running, progress: &mut Progress) -> Result<(), Stopped> {
         let ending = running.ending();
         let Some(session) = self.session.as_mut().filter(|_| progress.begun) else {
@@ -344,8 +350,9 @@ impl Applier {
         Ok(())
     }
 
-    /// The applier has come to a transaction that is applied by that process: have it committed. All before it is committed. `next` is the
-    /// next in hand, 0 for none. False when it is time to end.
+    /// The applier has come to a transaction that is applied by that process: have it committed.
+    /// All before it is committed. `next` is the next in hand, 0 for none. False when it is time to
+    /// end.
     pub(super) fn have_committed(&mut self, transaction: &Transaction, next: u64) -> bool {
         let running = self.group.running();
         self.post.show(ApplierState::WaitingForDependency);
@@ -354,7 +361,8 @@ impl Applier {
                 running.take_turn(process::my_latch());
                 process::set_latch(running.process());
             }
-            // What it may have to follow is found out when it is applied in the ordinary way; and so is what is wrong.
+            // What it may have to follow is found out when it is applied in the ordinary way; and
+            // so is what is wrong.
             Ok(Ok(true)) => {
                 running.give_up();
             }
@@ -394,7 +402,8 @@ fn given_up(reason: &'static str) -> Stopped {
     Stopped::Because(PgError::new(SqlState::SerializationFailure, reason))
 }
 
-/// Whether anybody waits for the end of this process's transaction: for a row that it has written, under one of these ids or the current one.
+/// Whether anybody waits for the end of this process's transaction: for a row that it has written,
+/// under one of these ids or the current one.
 fn is_waited_for(written_as: &[pg_sys::TransactionId]) -> bool {
     [transaction::top_id(), transaction::current_id()]
         .iter()

@@ -1,8 +1,10 @@
-//! What local transactions delete, for the collector of deletions (`super`), which decodes in its own process
-//! and is sent nothing: it takes what was gathered here. And which columns they write, where these are registers of their own (`braid_node::column_write`); and where WAL says
-//! what they take out of tables without a key (`braid_node::taken_row`).
+//! What local transactions delete, for the collector of deletions (`super`), which decodes in its
+//! own process and is sent nothing: it takes what was gathered here. And which columns they write,
+//! where these are registers of their own (`braid_node::column_write`); and where WAL says what
+//! they take out of tables without a key (`braid_node::taken_row`).
 //!
-//! Which columns are is known from the table of rules, as it is when the process looks, and from WAL: a rule counts for what is committed after it.
+//! Which columns are is known from the table of rules, as it is when the process looks, and from
+//! WAL: a rule counts for what is committed after it.
 
 use std::collections::HashMap;
 use std::rc::Rc;

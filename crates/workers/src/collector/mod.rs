@@ -1,17 +1,19 @@
-//! The collector: one process for a database to which several nodes send changes. It decodes this server's own WAL for what local
-//! transactions delete, and writes tombstones; which columns they write, where that is to be known (`braid_node::column_write`); and which rows they take out of tables without a key
-//! (`braid_node::taken_row`).
+//! The collector: one process for a database to which several nodes send changes. It decodes this
+//! server's own WAL for what local transactions delete, and writes tombstones; which columns they
+//! write, where that is to be known (`braid_node::column_write`); and which rows they take out of
+//! tables without a key (`braid_node::taken_row`).
 //!
-//! Its replication slot holds two things: the WAL from where it has come to, as each logical slot does, and dead rows, by its `xmin`.
-//! Until a deletion is collected its dead row tells of it, so nobody has to wait for this process. How `xmin` moves:
+//! Its replication slot holds two things: the WAL from where it has come to, as each logical slot
+//! does, and dead rows, by its `xmin`. Until a deletion is collected its dead row tells of it, so
+//! nobody has to wait for this process. How `xmin` moves:
 //!
-//! 1. Take the oldest transaction that runs, then the end of WAL. What is older than the one has ended, and its commit record lies
-//!    before the other.
+//! 1. Take the oldest transaction that runs, then the end of WAL. What is older than the one has
+//!    ended, and its commit record lies before the other.
 //! 2. Decode up to that end, write what was deleted, commit, and have it flushed.
 //! 3. Now `xmin` may be that transaction. Go to 1.
 //!
-//! After a crash the slot is as it was last written to disk, which is no later than it was: what is collected again is there twice.
-//! The process ends with any error; the manager starts it again.
+//! After a crash the slot is as it was last written to disk, which is no later than it was: what is
+//! collected again is there twice. The process ends with any error; the manager starts it again.
 
 mod deletions;
 mod gathered;
@@ -105,9 +107,11 @@ fn ensure_slot(slot: &str, entry: &ManagerEntry) -> Result<(), PgError> {
         Some(_) => return Ok(()),
         None => {}
     }
-    // To make one waits for all transactions that run: none of them is to wait for this process meanwhile.
+    // To make one waits for all transactions that run: none of them is to wait for this process
+    // meanwhile.
     entry.collected_lsn.store(0, Ordering::SeqCst);
-    // Not as a statement that writes, which would give the transaction an id: a slot is only made in one without.
+    // Not as a statement that writes, which would give the transaction an id: a slot is only made
+    // in one without.
     rows(
         "select pg_catalog.pg_create_logical_replication_slot($1::name, 'braid')::text",
         &[slot.into()],
@@ -115,7 +119,8 @@ fn ensure_slot(slot: &str, entry: &ManagerEntry) -> Result<(), PgError> {
     .map(|_| ())
 }
 
-/// Drop the slot of this database's collector, if there is one that nobody uses. In a transaction of the caller's.
+/// Drop the slot of this database's collector, if there is one that nobody uses. In a transaction
+/// of the caller's.
 ///
 /// # Errors
 /// Whatever SPI says.
@@ -179,7 +184,8 @@ fn collect(slot: &str, entry: &ManagerEntry) {
         Err(failure) => return failure.log("braid collector of deletions"),
     };
     if !decoder.holds_dead_rows() {
-        // From the first moment on, what dies after it is told of; also when the server is killed before the slot is saved next.
+        // From the first moment on, what dies after it is told of; also when the server is killed
+        // before the slot is saved next.
         decoder.hold_dead_rows(wal::horizon().0);
         decoder.save();
     }

@@ -62,8 +62,9 @@ impl Collection {
         })
     }
 
-    /// Write down what sessions have taken out. Of what lies in a file that is no more, as the table was rewritten or truncated since, nothing is known; nor of what can't be
-    /// read, which is said in the log: this process, for which all others wait and dead rows stay, goes on.
+    /// Write down what sessions have taken out. Of what lies in a file that is no more, as the
+    /// table was rewritten or truncated since, nothing is known; nor of what can't be read, which
+    /// is said in the log: this process, for which all others wait and dead rows stay, goes on.
     ///
     /// # Errors
     /// Whatever PostgreSQL raises when it is written.

@@ -1,13 +1,16 @@
-//! Comparing a table of a subscription with the provider's, and mending it. Run by the session that calls `braid.compare` or
-//! `braid.repair`, which commits between the steps: neither side ever has a long transaction.
+//! Comparing a table of a subscription with the provider's, and mending it. Run by the session that
+//! calls `braid.compare` or `braid.repair`, which commits between the steps: neither side ever has
+//! a long transaction.
 //!
-//! What is decided (how ranges are cut, what a difference is, which side is right) is `braid_bgworker::compare`'s. A step reads a range
-//! on both sides at the same time: while this side reads one, the provider still works on the one before.
+//! What is decided (how ranges are cut, what a difference is, which side is right) is
+//! `braid_bgworker::compare`'s. A step reads a range on both sides at the same time: while this
+//! side reads one, the provider still works on the one before.
 //!
-//! Invariants: a row is a difference only when it was found twice, unchanged on both sides, with everything applied here in between that
-//! the provider had at the first look, and there what this node had (where the provider subscribes to it). Memory is bounded by
-//! the longest list, `GATHERED` keys and `WHOLE` rows. The table is read with its owner's rights, as the
-//! provider's filters are SQL that comes from elsewhere.
+//! Invariants: a row is a difference only when it was found twice, unchanged on both sides, with
+//! everything applied here in between that the provider had at the first look, and there what this
+//! node had (where the provider subscribes to it). Memory is bounded by the longest list,
+//! `GATHERED` keys and `WHOLE` rows. The table is read with its owner's rights, as the provider's
+//! filters are SQL that comes from elsewhere.
 //!
 //! Not for: deciding conflicts, which needs no comparison.
 
@@ -96,7 +99,8 @@ enum Walk {
     Done,
 }
 
-/// Rows that differed when they were looked at, and what each side has to come past before they are looked at again.
+/// Rows that differed when they were looked at, and what each side has to come past before they are
+/// looked at again.
 #[derive(Debug)]
 struct Round {
     looks: u32,
@@ -182,7 +186,8 @@ pub fn start(request: Request, mut connection: Connection) -> Result<i64, PgErro
 /// Go on with a comparison. True when it is done.
 ///
 /// # Errors
-/// The provider's, 08006 when it is gone; 55000 when the subscription stops. The comparison is over then.
+/// The provider's, 08006 when it is gone; 55000 when the subscription stops. The comparison is over
+/// then.
 pub fn step(id: i64) -> Result<bool, PgError> {
     let Some(mut comparison) = COMPARISON.take().filter(|found| found.id == id) else {
         return Err(PgError::new(
@@ -469,7 +474,8 @@ impl Comparison {
         Ok(moving)
     }
 
-    /// Whether everything is applied here that the provider had at the last look, and there what this node had.
+    /// Whether everything is applied here that the provider had at the last look, and there what
+    /// this node had.
     fn is_reached(&mut self) -> Result<bool, PgError> {
         let Some(round) = self.round.take() else {
             return Ok(true);
@@ -536,7 +542,8 @@ impl Comparison {
     }
 }
 
-/// Whether a node has applied what a third one had committed by `time`, or has applied all that it heard of after `since`.
+/// Whether a node has applied what a third one had committed by `time`, or has applied all that it
+/// heard of after `since`.
 fn third_sql(node: &str, time: i64, since: &str) -> String {
     format!(
         "select bool_and(coalesce(d.last_commit_at >= timestamptz 'epoch' + {time} * interval '1 us' \

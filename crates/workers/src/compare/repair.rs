@@ -1,8 +1,10 @@
-//! Mending what a comparison has found: each row as an applier would write it, under the origin and the version that it has at the
-//! provider. Run by the session that calls `braid.repair`, which commits after each step.
+//! Mending what a comparison has found: each row as an applier would write it, under the origin and
+//! the version that it has at the provider. Run by the session that calls `braid.repair`, which
+//! commits after each step.
 //!
-//! A step is rows of one version, as a commit has one origin and one timestamp. The provider is asked first; then each row here is locked
-//! and must still be what was compared. Whatever the provider commits after it was asked comes by the subscription, later than this.
+//! A step is rows of one version, as a commit has one origin and one timestamp. The provider is
+//! asked first; then each row here is locked and must still be what was compared. Whatever the
+//! provider commits after it was asked comes by the subscription, later than this.
 
 use std::cell::RefCell;
 
@@ -25,7 +27,8 @@ use crate::ingest::stamp;
 
 /// Rows of a step.
 const STEP_ROWS: usize = 50;
-/// Stands for repairs among the sources that have origins: no source of `braid.ingest` can have a slash in its name.
+/// Stands for repairs among the sources that have origins: no source of `braid.ingest` can have a
+/// slash in its name.
 const SOURCE: &str = "braid/repair";
 
 const KEPT_BY_TRIGGER: &str = "a trigger of the table kept it";
@@ -329,8 +332,9 @@ impl State {
         with_settings(&role, || Ok(self.table.run_here(sql)))
     }
 
-    /// Write a row that is not here, unless it was deleted here later than its version says. Deletions are known by the row as it is stored,
-    /// in whichever partition: so it is written first, and taken back, also when it is only to be said what would be done.
+    /// Write a row that is not here, unless it was deleted here later than its version says.
+    /// Deletions are known by the row as it is stored, in whichever partition: so it is written
+    /// first, and taken back, also when it is only to be said what would be done.
     fn insert(
         &self,
         values: &[Option<String>],
@@ -361,7 +365,8 @@ impl State {
         })
     }
 
-    /// The newest deletion that is remembered of the row at this place, or of all rows of its table.
+    /// The newest deletion that is remembered of the row at this place, or of all rows of its
+    /// table.
     fn deletion(
         &self,
         relation: pg_sys::Oid,

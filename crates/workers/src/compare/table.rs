@@ -1,11 +1,15 @@
-//! What is compared of a table, and the SQL that reads it, the same on both sides. Run by the session that compares.
+//! What is compared of a table, and the SQL that reads it, the same on both sides. Run by the
+//! session that compares.
 //!
-//! Rows are hashed as text, under settings that both sides share: the published columns that exist here, in the provider's order. Rows
-//! are found by a unique key that both sides have. Where both order that key alike, ranges of it are compared. Where they are known not to
-//! (another collation, or another version of it), each side is walked in its own order and the other is asked for the same keys.
+//! Rows are hashed as text, under settings that both sides share: the published columns that exist
+//! here, in the provider's order. Rows are found by a unique key that both sides have. Where both
+//! order that key alike, ranges of it are compared. Where they are known not to (another collation,
+//! or another version of it), each side is walked in its own order and the other is asked for the
+//! same keys.
 //!
-//! Should the orders differ all the same, ranges only cost more: one starts where the last one ends, from the first key to the last, so
-//! each row is in one of them in any order; and a row that is in different ranges of the two sides is looked for by its key.
+//! Should the orders differ all the same, ranges only cost more: one starts where the last one
+//! ends, from the first key to the last, so each row is in one of them in any order; and a row that
+//! is in different ranges of the two sides is looked for by its key.
 
 use braid_apply::row_version;
 use braid_bgworker::compare::{Key, LISTED, Range, Seen, Sum};
@@ -51,7 +55,8 @@ pub const SETTINGS: [(&str, &str); 11] = [
 pub struct Column {
     /// Its name.
     pub name: String,
-    /// How it is shown in JSON: `n` as a number, `b` as a boolean, `j` as it is, anything else as text.
+    /// How it is shown in JSON: `n` as a number, `b` as a boolean, `j` as it is, anything else as
+    /// text.
     pub shown: String,
 }
 
@@ -109,8 +114,9 @@ pub fn array(elements: &[Option<String>]) -> String {
     format!("{{{}}}", quoted.join(","))
 }
 
-/// A question waits for a lock at the provider for so long. The commit of a transaction that has the
-/// lock may wait for a subscription of this node, which may wait for a row that a repair has locked.
+/// A question waits for a lock at the provider for so long. The commit of a transaction that has
+/// the lock may wait for a subscription of this node, which may wait for a row that a repair has
+/// locked.
 const LOCK_TIMEOUT: &str = "10s";
 
 /// The provider is asked under the same settings, and finds names in the same schemas.
@@ -202,7 +208,8 @@ impl Table {
         })
     }
 
-    /// Run SQL on one side. Here, with no more rights than the table's owner has: the filters come from the provider.
+    /// Run SQL on one side. Here, with no more rights than the table's owner has: the filters come
+    /// from the provider.
     fn run(&self, at: At, connection: &mut Connection, sql: &str) -> Result<Rows, PgError> {
         match at {
             At::There => self.run_there(connection, sql),
@@ -258,7 +265,8 @@ impl Table {
         after.into_iter().chain(upto).collect()
     }
 
-    /// The key of row number `rows` of a range, if it has as many: from the index alone, where that is possible.
+    /// The key of row number `rows` of a range, if it has as many: from the index alone, where that
+    /// is possible.
     pub fn bound_sql(&self, at: At, range: &Range, rows: u64) -> String {
         let keys = self.key_list();
         format!(
@@ -274,7 +282,8 @@ impl Table {
         rows.iter().next()?.iter().cloned().collect()
     }
 
-    /// How many rows a range has, the first so many of them with `limit`, and the sum of their hashes.
+    /// How many rows a range has, the first so many of them with `limit`, and the sum of their
+    /// hashes.
     pub fn sum_sql(&self, at: At, range: &Range, limit: Option<u64>) -> String {
         let limit = limit.map_or_else(String::new, |limit| {
             format!(" order by {} limit {limit}", self.key_list())
@@ -369,7 +378,8 @@ impl Table {
         Ok(listed(&self.run(at, connection, &sql)?))
     }
 
-    /// The provider's rows with these keys, in one statement; of each, its version if that is known.
+    /// The provider's rows with these keys, in one statement; of each, its version if that is
+    /// known.
     ///
     /// # Errors
     /// The provider's.
@@ -481,9 +491,10 @@ impl Table {
         Ok(found)
     }
 
-    /// What [`Table::as_seen`] reads, [`SEEN`] columns. A row's version is not always that of the transaction that wrote it (batches, copies),
-    /// so it is asked for by the row's place: of the provider with the row, here afterwards, since that takes more rights than the
-    /// table's owner may have.
+    /// What [`Table::as_seen`] reads, [`SEEN`] columns. A row's version is not always that of the
+    /// transaction that wrote it (batches, copies), so it is asked for by the row's place: of the
+    /// provider with the row, here afterwards, since that takes more rights than the table's owner
+    /// may have.
     fn seen(&self, at: At) -> String {
         let version = match at {
             At::There => {

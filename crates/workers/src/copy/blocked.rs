@@ -22,9 +22,10 @@
 //!    of any other transaction.
 //!
 //! A lock at the provider that T has, on any published table, does the same to a question of the
-//! worker. Rejected: to leave T out and have the copy begin later, as a copy that began before keeps
-//! the rows that this node has written since, which T may have changed; and `lock_timeout` for the
-//! making of a slot, as that would begin anew each time and might never end among long transactions.
+//! worker. Rejected: to leave T out and have the copy begin later, as a copy that began before
+//! keeps the rows that this node has written since, which T may have changed; and `lock_timeout`
+//! for the making of a slot, as that would begin anew each time and might never end among long
+//! transactions.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;

@@ -20,7 +20,8 @@ use super::{WORKER_FUNCTION, WORKER_KIND, is_permanent, try_lock};
 
 /// Workers are not asked after more often than this.
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);
-/// Until a worker that an earlier leader has left behind is looked for again, or a place for a worker.
+/// Until a worker that an earlier leader has left behind is looked for again, or a place for a
+/// worker.
 const AGAIN: Duration = Duration::from_millis(200);
 const STOP_LIMIT: Duration = Duration::from_secs(5);
 
@@ -55,7 +56,8 @@ enum State {
     Waiting,
     /// A worker has it. Durable; set by the worker.
     Copying,
-    /// Copied, or agreed to be the same. Durable; set by the worker together with the rows, or by the SQL functions.
+    /// Copied, or agreed to be the same. Durable; set by the worker together with the rows, or by
+    /// the SQL functions.
     Ready,
 }
 
@@ -145,8 +147,9 @@ impl Coordinator {
         }
     }
 
-    /// Copy the tables that wait at this moment under the slot's own snapshot, exported on `connection`, at `lsn`, where the slot
-    /// starts. To be called before the stream is received: a change that was already applied is not in that snapshot.
+    /// Copy the tables that wait at this moment under the slot's own snapshot, exported on
+    /// `connection`, at `lsn`, where the slot starts. To be called before the stream is received: a
+    /// change that was already applied is not in that snapshot.
     pub fn adopt(&mut self, connection: Connection, snapshot: String, lsn: u64) {
         self.adopted = Some(Adopted {
             connection,
@@ -162,7 +165,8 @@ impl Coordinator {
         self.stale = true;
     }
 
-    /// Whether changes of a table can be applied. A table that is not part of the subscription is ready: its changes are left out anyway.
+    /// Whether changes of a table can be applied. A table that is not part of the subscription is
+    /// ready: its changes are left out anyway.
     #[must_use]
     pub fn readiness(&self, table: &Entry) -> Readiness {
         if self.progress.waiting == 0 && self.progress.copying == 0 && !self.stale {
@@ -183,8 +187,8 @@ impl Coordinator {
             .is_some_and(|table| table.state == State::Ready)
     }
 
-    /// Whether the catalog, as it was when it was last read, has a table of this name in the subscription, and nobody has said
-    /// since that it has changed.
+    /// Whether the catalog, as it was when it was last read, has a table of this name in the
+    /// subscription, and nobody has said since that it has changed.
     #[must_use]
     pub fn knows(&self, table: &Entry) -> bool {
         !self.stale && self.table(table).is_some()
@@ -213,7 +217,8 @@ impl Coordinator {
     /// Start and reap workers. Cheap when there is nothing to do.
     ///
     /// # Errors
-    /// Always one that does not pass by itself: the first such failure of a copy, with a hint. The other workers go on.
+    /// Always one that does not pass by itself: the first such failure of a copy, with a hint. The
+    /// other workers go on.
     pub fn poll(&mut self) -> Result<Progress, PgError> {
         let now = Instant::now();
         self.progress.changed = false;
@@ -227,7 +232,8 @@ impl Coordinator {
         self.looked_at = Some(now);
         let mut ended = self.reap();
         ended.append(&mut self.unreaped);
-        // A table that is being copied without a worker of ours belongs to one that an earlier leader has left.
+        // A table that is being copied without a worker of ours belongs to one that an earlier
+        // leader has left.
         let orphans = self.progress.copying > self.running.len() + ended.len()
             && self
                 .read_at
@@ -281,8 +287,9 @@ impl Coordinator {
         ended
     }
 
-    /// Learn the tables' states, and what came of the workers that have ended. Where nobody else can have changed a state, only the
-    /// tables of these workers are read: a subscription may have ten thousand.
+    /// Learn the tables' states, and what came of the workers that have ended. Where nobody else
+    /// can have changed a state, only the tables of these workers are read: a subscription may have
+    /// ten thousand.
     fn read_catalog(&mut self, ended: &[u32], all: bool, now: Instant) -> Result<(), PgError> {
         if all {
             self.read_at = Some(now);
@@ -336,7 +343,8 @@ impl Coordinator {
         before
     }
 
-    /// Take in what the catalog has of one table. Returns the error of a copy that a person has to look at.
+    /// Take in what the catalog has of one table. Returns the error of a copy that a person has to
+    /// look at.
     fn learn(
         &mut self,
         row: CatalogRow,
@@ -423,7 +431,8 @@ impl Coordinator {
         })
     }
 
-    /// Whether a worker, of ours or left behind by an earlier leader, copies a table. In a transaction.
+    /// Whether a worker, of ours or left behind by an earlier leader, copies a table. In a
+    /// transaction.
     fn is_copied(&self, relation: u32) -> bool {
         self.running
             .iter()
@@ -464,7 +473,8 @@ impl Coordinator {
 
     fn start_worker(&self, relation: u32) -> Option<Handle> {
         let table = self.tables.get(&relation)?;
-        // After a failure the snapshot may be what failed: the provider forgets it when the connection breaks.
+        // After a failure the snapshot may be what failed: the provider forgets it when the
+        // connection breaks.
         let adopted = self
             .adopted
             .as_ref()

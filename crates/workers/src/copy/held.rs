@@ -1,10 +1,12 @@
-//! The copy of a table of which versions don't tell what is here already, where others than the provider write to it too: a table without a key by which
-//! rows are found, one with columns that add up or are written on their own, one whose conflicts a function decides.
+//! The copy of a table of which versions don't tell what is here already, where others than the
+//! provider write to it too: a table without a key by which rows are found, one with columns that
+//! add up or are written on their own, one whose conflicts a function decides.
 //!
 //! So it must be known of each transaction of each node whether the copy has it.
-//! That is so at a moment when nobody writes to the table, neither here nor at the provider: positions say all. So the table is held
-//! here, from before anything is looked at until the copy is committed, and at the provider for as long as it takes to read positions and to
-//! export a snapshot:
+//! That is so at a moment when nobody writes to the table, neither here nor at the provider:
+//! positions say all. So the table is held here, from before anything is looked at until the copy
+//! is committed, and at the provider for as long as it takes to read positions and to export a
+//! snapshot:
 //!
 //! | step | here | there |
 //! |---|---|---|
@@ -13,8 +15,9 @@
 //! | 3 | | writers wait: how far each node's are applied, the snapshot; writers go on |
 //! | 4 | what came from those nodes goes, what was copied comes, and what is known of positions | |
 //!
-//! So the table here is what it is there, as of those positions. Whoever applies another node's changes here leaves out what is before its
-//! position (`Route` in `apply`), having waited for the lock, and goes on from there.
+//! So the table here is what it is there, as of those positions. Whoever applies another node's
+//! changes here leaves out what is before its position (`Route` in `apply`), having waited for the
+//! lock, and goes on from there.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -170,8 +173,10 @@ pub fn warn() {
     .warn();
 }
 
-/// Wait until the provider has applied what is here: of this node's own, and of each other node that both hear of. That is all of the table while it is
-/// locked against writers here, by the transaction in hand, and almost all before; `there` is its OID at the provider. Returns a connection to it.
+/// Wait until the provider has applied what is here: of this node's own, and of each other node
+/// that both hear of. That is all of the table while it is locked against writers here, by the
+/// transaction in hand, and almost all before; `there` is its OID at the provider. Returns a
+/// connection to it.
 ///
 /// # Errors
 /// The provider's; 40001 where it takes too long.
@@ -220,8 +225,8 @@ pub fn await_provider(
     Ok(connection)
 }
 
-/// Copy the table as it is at a moment when nobody writes to it. It is locked against writers here, by the transaction in hand; `published` is of the
-/// same table, as of an earlier time.
+/// Copy the table as it is at a moment when nobody writes to it. It is locked against writers here,
+/// by the transaction in hand; `published` is of the same table, as of an earlier time.
 ///
 /// # Errors
 /// The provider's; 40001 where it has not yet what is here, or is in the middle of something.
@@ -366,8 +371,9 @@ impl Contents {
         for leaf in target.leaves()? {
             meanwhile::remove_from(leaf, (!self.has_mine).then_some(&origins))?;
         }
-        // What the provider knows of them comes along with the rows. Of this node's own, too, if it has them, so nothing of that may be written here later.
-        // Where nothing is collected there is nothing to wait for.
+        // What the provider knows of them comes along with the rows. Of this node's own, too, if it
+        // has them, so nothing of that may be written here later. Where nothing is collected there
+        // is nothing to wait for.
         let collects = !all || registry::remembers_deletions();
         if self.has_mine && collects && !waiting::wait_past(braid_postgres::catalog::flush_all()) {
             return Err(PgError::new(
@@ -394,7 +400,8 @@ impl Contents {
     /// # Errors
     /// Whatever PostgreSQL raises.
     pub fn remember(&self, task: &Task) -> Result<(), PgError> {
-        // Two subscriptions of the provider's may have the table from one node: what both have has surely come.
+        // Two subscriptions of the provider's may have the table from one node: what both have has
+        // surely come.
         for node in &self.there {
             execute_counting(
                 "insert into braid.copied_position (relation, node_id, \"position\", beyond, missing, forwards) \

@@ -1,5 +1,5 @@
-//! This side of a copy: the table is checked and filled by PostgreSQL's own COPY. Run by the copy workers, in the
-//! transaction that also makes the table ready.
+//! This side of a copy: the table is checked and filled by PostgreSQL's own COPY. Run by the copy
+//! workers, in the transaction that also makes the table ready.
 
 use std::ffi::CString;
 
@@ -160,7 +160,8 @@ impl Target {
 
     /// Remove all rows, as the user that this process works as.
     fn clear(&self) -> Result<(), PgError> {
-        // TRUNCATE is refused where foreign keys refer to the table, which are not checked while rows are deleted.
+        // TRUNCATE is refused where foreign keys refer to the table, which are not checked while
+        // rows are deleted.
         let referenced = !subscription::rows(
             "select 1::text from pg_catalog.pg_constraint where contype = 'f' and confrelid = $1::oid limit 1",
             &[i64::from(self.oid.to_u32()).into()],
@@ -204,8 +205,8 @@ impl Target {
     /// Fill the table from the provider. Ends with the process's own user again.
     ///
     /// # Errors
-    /// Those of the provider and of COPY; 42703 when a published column is missing here and not left
-    /// out.
+    /// Those of the provider and of COPY; 42703 when a published column is missing here and not
+    /// left out.
     pub fn fill(
         &self,
         mut source: Source,
@@ -269,7 +270,8 @@ impl Target {
         }
     }
 
-    /// A place for what is to be merged. Made with this process's own rights, which read no row, for the user who fills it.
+    /// A place for what is to be merged. Made with this process's own rights, which read no row,
+    /// for the user who fills it.
     fn create_staging(
         &self,
         columns: &[String],
@@ -305,7 +307,8 @@ impl Target {
         Ok(pg_sys::Oid::from(oid))
     }
 
-    /// Keep whoever writes to the table from it until the transaction ends, and wait for those who are at it.
+    /// Keep whoever writes to the table from it until the transaction ends, and wait for those who
+    /// are at it.
     ///
     /// # Errors
     /// Whatever PostgreSQL raises.
@@ -314,9 +317,9 @@ impl Target {
         subscription::execute(&command, &[])
     }
 
-    /// Keeps writers from the table, and those who lock rows: the check of a foreign key waits before
-    /// it looks, and does not see a row leave that comes again. Others wait behind this lock, so it
-    /// is not waited for longer than two seconds.
+    /// Keeps writers from the table, and those who lock rows: the check of a foreign key waits
+    /// before it looks, and does not see a row leave that comes again. Others wait behind this
+    /// lock, so it is not waited for longer than two seconds.
     ///
     /// # Errors
     /// 55P03 if a transaction does not end in time; whatever PostgreSQL raises.
@@ -425,8 +428,9 @@ impl Target {
         Ok(found.into_iter().map(key).collect())
     }
 
-    /// Returns an error that counts the rows that were to be merged and that a further unique key keeps out: neither they nor other rows of
-    /// their keys are in the table. `None` if there are none.
+    /// Returns an error that counts the rows that were to be merged and that a further unique key
+    /// keeps out: neither they nor other rows of their keys are in the table. `None` if there are
+    /// none.
     ///
     /// # Errors
     /// Whatever PostgreSQL raises.
@@ -458,7 +462,8 @@ impl Target {
         })
     }
 
-    /// Returns the condition that a row `t` of the table has the key of a row `s` that was to be merged.
+    /// Returns the condition that a row `t` of the table has the key of a row `s` that was to be
+    /// merged.
     fn is_same_key(&self, names: &[String]) -> Result<String, PgError> {
         let quoted: Vec<String> = names.iter().map(|name| quote_literal(name)).collect();
         let query = key_columns::query("$1::oid", &format!("array[{}]::text[]", quoted.join(", ")));
@@ -496,7 +501,8 @@ impl Target {
         Ok(Some(found.into_iter().filter_map(name).collect()))
     }
 
-    /// Inserts rows of which the provider sends no column: all that is known of them is how many there are. To COPY, no list means all columns.
+    /// Inserts rows of which the provider sends no column: all that is known of them is how many
+    /// there are. To COPY, no list means all columns.
     fn insert_defaults(&self, rows: u64) -> Result<u64, PgError> {
         subscription::execute(
             &format!(
@@ -509,7 +515,8 @@ impl Target {
         Ok(rows)
     }
 
-    /// Rows whose keys are here already are left to the changes that follow, which made them what they are at the provider.
+    /// Rows whose keys are here already are left to the changes that follow, which made them what
+    /// they are at the provider.
     fn merge(&self, columns: &[String]) -> Result<u64, PgError> {
         // Rows without columns were not put aside.
         if columns.is_empty() {
@@ -531,9 +538,9 @@ impl Target {
         .map(|rows| u64::try_from(rows).unwrap_or(0))
     }
 
-    /// The published columns that are filled, and their names here, in the server's encoding, for COPY. Columns that
-    /// are generated here are left out. Columns that are missing here are an error, or left out and
-    /// written down.
+    /// The published columns that are filled, and their names here, in the server's encoding, for
+    /// COPY. Columns that are generated here are left out. Columns that are missing here are an
+    /// error, or left out and written down.
     fn map_columns(
         &self,
         published: &Published,

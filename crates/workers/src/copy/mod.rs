@@ -1,16 +1,18 @@
-//! The initial copy: every table of a subscription as it was at one position of the provider's WAL, from which on its changes are
-//! applied.
+//! The initial copy: every table of a subscription as it was at one position of the provider's WAL,
+//! from which on its changes are applied.
 //!
-//! The leader has a [`Coordinator`], which starts one worker a table; [`worker_main`] is what such a worker runs. A table that
-//! was there when the slot was created is copied under the slot's own snapshot, for as long as the leader keeps that open; any
-//! other, and one that has to start again after that, under a snapshot that its worker takes, at a later position.
+//! The leader has a [`Coordinator`], which starts one worker a table; [`worker_main`] is what such
+//! a worker runs. A table that was there when the slot was created is copied under the slot's own
+//! snapshot, for as long as the leader keeps that open; any other, and one that has to start again
+//! after that, under a snapshot that its worker takes, at a later position.
 //!
-//! Invariants: a table's rows, its state `ready` and the position of the snapshot are one commit, so a copy happens once,
-//! whatever dies and whenever; two workers never copy the same table (each holds a lock that stands for it); what a copy writes
-//! carries the origin `COPIED`, so it is neither sent on nor taken for a change made here.
+//! Invariants: a table's rows, its state `ready` and the position of the snapshot are one commit,
+//! so a copy happens once, whatever dies and whenever; two workers never copy the same table (each
+//! holds a lock that stands for it); what a copy writes carries the origin `COPIED`, so it is
+//! neither sent on nor taken for a change made here.
 //!
-//! Not for: changes of rows. Whoever applies them leaves out those of transactions before a table's position, and holds back those
-//! that come while it is not ready.
+//! Not for: changes of rows. Whoever applies them leaves out those of transactions before a table's
+//! position, and holds back those that come while it is not ready.
 
 mod blocked;
 mod coordinator;
@@ -39,8 +41,8 @@ pub const WORKER_KIND: &str = "braid copy";
 // PostgreSQL's own advisory locks have 1 and 2 here (src/backend/utils/adt/lockfuncs.c).
 const LOCK_CLASS: u16 = 0xb41d;
 
-/// Take the lock that stands for the copy of a table, without waiting: until this process ends, or until its transaction does. False
-/// when another process has it.
+/// Take the lock that stands for the copy of a table, without waiting: until this process ends, or
+/// until its transaction does. False when another process has it.
 fn try_lock(subscription: u32, relation: u32, for_session: bool) -> bool {
     Advisory {
         database: process::my_database(),
@@ -50,10 +52,12 @@ fn try_lock(subscription: u32, relation: u32, for_session: bool) -> bool {
     .try_take(for_session)
 }
 
-/// Whether a table has no rows, and whether none of its keys finds them. Until the transaction ends, nobody else writes to the table.
+/// Whether a table has no rows, and whether none of its keys finds them. Until the transaction
+/// ends, nobody else writes to the table.
 ///
 /// # Errors
-/// 42P01 when it was dropped, 42809 when it is not a table, 55P03 when its lock is not to be had in time.
+/// 42P01 when it was dropped, 42809 when it is not a table, 55P03 when its lock is not to be had in
+/// time.
 pub(crate) fn look_into(relation: u32) -> Result<(bool, bool), PgError> {
     let target = load::Target::lock(relation, load::Purpose::CheckEmpty)?;
     Ok((target.is_empty()?, target.is_keyless()?))
@@ -67,7 +71,8 @@ pub(crate) fn others_write(subscription: u32) -> Result<bool, PgError> {
     versions::others_write(subscription)
 }
 
-/// Whether a copy that failed like this fails again. With `disable_on_error`, a person wants to see everything but lost connections.
+/// Whether a copy that failed like this fails again. With `disable_on_error`, a person wants to see
+/// everything but lost connections.
 fn is_permanent(error: &PgError, disable_on_error: bool) -> bool {
     let sqlstate = error.sqlstate;
     let (here, there) = (policy::for_apply(sqlstate), policy::for_provider(sqlstate));

@@ -29,15 +29,15 @@ pub(super) struct Start {
     pub(super) first_lsn: Option<u64>,
     /// It need not be copied where that would have to wait for whoever writes here.
     pub(super) unless_filled: bool,
-    /// The provider's rows replace those that are here: this node joins a group with its rows, and the
-    /// provider has taken them over.
+    /// The provider's rows replace those that are here: this node joins a group with its rows, and
+    /// the provider has taken them over.
     pub(super) replaces: bool,
     /// It has taken the place of a table of the same name, to which this node may have written.
     pub(super) made_anew: bool,
 }
 
-/// Say that the copy runs. `None` when there is nothing to do any more. `before` is a snapshot of the
-/// provider, as the text of a `pg_snapshot`; what it does not see comes with the stream.
+/// Say that the copy runs. `None` when there is nothing to do any more. `before` is a snapshot of
+/// the provider, as the text of a `pg_snapshot`; what it does not see comes with the stream.
 pub(super) fn begin(task: &Task, before: Option<&str>) -> Result<Option<Start>, PgError> {
     // Another leader's worker still copies the table: the coordinator looks again.
     if !try_lock(task.subscription, task.relation, true) {
@@ -83,7 +83,8 @@ pub(super) fn begin(task: &Task, before: Option<&str>) -> Result<Option<Start>, 
         made_anew: text(5).as_deref() == Some("true"),
     };
     // Rows that were written here since the copy began keep their place in the table through
-    // failures. But whoever mended the last one may have emptied it: then all rows are to be copied.
+    // failures. But whoever mended the last one may have emptied it: then all rows are to be
+    // copied.
     let may_be_emptied = text(4)
         .is_some_and(|sqlstate| is_permanent(&PgError::new(SqlState::parse(&sqlstate), ""), false));
     if start.began_at.is_some() && may_be_emptied {

@@ -1,4 +1,5 @@
-//! The provider's side of a copy: the snapshot, what of the table is published, and its rows. Run by the copy workers.
+//! The provider's side of a copy: the snapshot, what of the table is published, and its rows. Run
+//! by the copy workers.
 
 use braid_bgworker::copy_query::{OwnRows, Published, planned_rows};
 use braid_bgworker::sql_text::{quote_identifier, quote_literal};
@@ -309,7 +310,8 @@ pub(crate) fn published(
     Ok(published)
 }
 
-/// Why nothing is published of a table. The transaction sees the catalog as of its snapshot, functions see it as it is now.
+/// Why nothing is published of a table. The transaction sees the catalog as of its snapshot,
+/// functions see it as it is now.
 fn unpublished(
     connection: &mut Connection,
     publications: &[String],
@@ -341,9 +343,10 @@ fn unpublished(
     ))
 }
 
-/// How much there is to copy: counted in a small table, else as the provider's planner estimates it, which knows the table's
-/// size and filters also when it was never analyzed. Not known if that fails: the copy itself need not plan a query, and says
-/// what is wrong if it is wrong for it as well.
+/// How much there is to copy: counted in a small table, else as the provider's planner estimates
+/// it, which knows the table's size and filters also when it was never analyzed. Not known if that
+/// fails: the copy itself need not plan a query, and says what is wrong if it is wrong for it as
+/// well.
 fn measure(
     connection: &mut Connection,
     as_owner: AsOwner,
@@ -405,7 +408,8 @@ pub(crate) fn without_snapshot(error: PgError) -> PgError {
     .with_hint("The next attempt is made by itself.")
 }
 
-/// A temporary slot is only made for the snapshot that comes with it, and for the position that belongs to that.
+/// A temporary slot is only made for the snapshot that comes with it, and for the position that
+/// belongs to that.
 fn take_snapshot(connection: &mut Connection) -> Result<u64, PgError> {
     let system = server::system_identifier();
     // Many nodes may copy from one provider.

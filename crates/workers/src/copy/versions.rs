@@ -1,8 +1,12 @@
-//! Versions that a copy brings along: those of rows that were written lately, and of deletions. A change of a third node may come here
-//! after the copy and be older than what was copied, or be seen in it already.
+//! Versions that a copy brings along: those of rows that were written lately, and of deletions. A
+//! change of a third node may come here after the copy and be older than what was copied, or be
+//! seen in it already.
 //!
-//! Only as far back as such a change can be: what all other subscriptions of this node have come past, or when they were made. With no
-//! other subscription, nothing, unless this node has written to the table since its copy began: then as far back as that. Of rows that were merged, all: whoever wrote one half may go on for as long as these marks are kept, and not know of the other. Run by the copy worker, in the transaction that fills the table.
+//! Only as far back as such a change can be: what all other subscriptions of this node have come
+//! past, or when they were made. With no other subscription, nothing, unless this node has written
+//! to the table since its copy began: then as far back as that. Of rows that were merged, all:
+//! whoever wrote one half may go on for as long as these marks are kept, and not know of the other.
+//! Run by the copy worker, in the transaction that fills the table.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -47,8 +51,8 @@ pub struct Reach {
     pub has_own: bool,
 }
 
-/// Bring along what is not known of the rows that were just copied. Since when that reaches, microseconds since 1970-01-01 UTC; `None`: nothing
-/// was asked for.
+/// Bring along what is not known of the rows that were just copied. Since when that reaches,
+/// microseconds since 1970-01-01 UTC; `None`: nothing was asked for.
 ///
 /// # Errors
 /// The provider's; 40001 where it has not collected its deletions in time.
@@ -84,7 +88,8 @@ pub fn bring_along(
     source.finish()?;
 
     if reach.is_keyless {
-        // What is to be taken out is known by the same hash everywhere, and counts once: so as of the moment of the rows.
+        // What is to be taken out is known by the same hash everywhere, and counts once: so as of
+        // the moment of the rows.
         source
             .connection
             .start_copy(&published.deletions_command(since))?;
@@ -178,7 +183,8 @@ fn began(task: &Task) -> Result<Option<i64>, PgError> {
     Ok(text.and_then(|text| text.parse().ok()))
 }
 
-/// Nothing that is older than this (microseconds since 1970-01-01 UTC) comes from another node; `None` where nothing does.
+/// Nothing that is older than this (microseconds since 1970-01-01 UTC) comes from another node;
+/// `None` where nothing does.
 fn since(subscription: u32) -> Result<Option<i64>, PgError> {
     let found = rows(
         "select subscription_id::text, floor(extract(epoch from created_at) * 1000000)::bigint::text from braid.subscription \

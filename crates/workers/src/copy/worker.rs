@@ -1,5 +1,5 @@
-//! A copy worker: one table, then it ends. Started by the [`Coordinator`](super::Coordinator), which learns from the catalog what
-//! came of it.
+//! A copy worker: one table, then it ends. Started by the [`Coordinator`](super::Coordinator),
+//! which learns from the catalog what came of it.
 
 use std::cell::Cell;
 use std::collections::HashSet;
@@ -41,13 +41,14 @@ pub struct Task {
     pub failures: u32,
 }
 
-/// Where another node's row, or this one's, keeps one of the provider's out, the two will meet on these nodes too, and one leaves. The table is copied again
-/// until its copy has failed so often.
+/// Where another node's row, or this one's, keeps one of the provider's out, the two will meet on
+/// these nodes too, and one leaves. The table is copied again until its copy has failed so often.
 const UNTIL_THEY_MEET: u32 = 6;
 /// Rows that are kept out and may come with the changes that follow.
 const MET_AT_A_TIME: usize = 1000;
-/// A table that need not be copied waits so often, and for so long, for those who write to it here: their commits may wait for the very changes
-/// that wait for the copy (`synchronous_standby_names`).
+/// A table that need not be copied waits so often, and for so long, for those who write to it here:
+/// their commits may wait for the very changes that wait for the copy
+/// (`synchronous_standby_names`).
 pub(super) const LOCK_ATTEMPTS: u32 = 2;
 pub(super) const LOCK_TIMEOUT: &str = "2s";
 
@@ -113,7 +114,8 @@ pub fn worker_main(argument: pg_sys::Datum) {
     }
 }
 
-/// What makes text forms, triggers and names independent of this server's settings, as the provider's side does.
+/// What makes text forms, triggers and names independent of this server's settings, as the
+/// provider's side does.
 fn pin_settings() {
     for (name, value) in [
         ("session_replication_role", "replica"),
@@ -126,7 +128,8 @@ fn pin_settings() {
         ("xmloption", "content"),
         ("statement_timeout", "0"),
         ("lock_timeout", "0"),
-        // Of two that wait for each other an applier, or a session, gives way: it has less to do again.
+        // Of two that wait for each other an applier, or a session, gives way: it has less to do
+        // again.
         ("deadlock_timeout", "10s"),
         // Nothing before the last commit needs to last: a table that is not ready is copied again.
         ("synchronous_commit", "off"),
@@ -187,7 +190,8 @@ fn run(task: &Task) -> Result<(), PgError> {
         (start.first_lsn.is_none() && !start.truncate).then_some(source.snapshot.as_str());
     error::transaction(|| record_plan(task, &published, first_lsn, snapshot))?;
     worker::set("synchronous_commit", "local");
-    // Neither sent on nor counted as local; RecordTransactionCommit does not advance this id, so it needs no set-up.
+    // Neither sent on nor counted as local; RecordTransactionCommit does not advance this id, so it
+    // needs no set-up.
     session_origin::set(COPIED);
     if is_held {
         // What the provider has of this node replaces what is here.
@@ -222,7 +226,8 @@ fn run(task: &Task) -> Result<(), PgError> {
     if !may_pass {
         return Err(met);
     }
-    // Another node's row, by its own subscription. Beside it the table is filled at the next attempt.
+    // Another node's row, by its own subscription. Beside it the table is filled at the next
+    // attempt.
     Err(PgError::new(
         SqlState::SerializationFailure,
         "a row that was copied was written here meanwhile",
@@ -251,8 +256,8 @@ fn snapshot_before(task: &Task) -> Result<Option<String>, PgError> {
     Ok(source.and_then(Result::ok).map(|source| source.snapshot))
 }
 
-/// Wait until the provider has what this node wrote to the table, or to its predecessor: it is in the copy then. Where the provider waits for this node in turn, the
-/// copy goes on without.
+/// Wait until the provider has what this node wrote to the table, or to its predecessor: it is in
+/// the copy then. Where the provider waits for this node in turn, the copy goes on without.
 fn await_own(task: &Task, start: &Start, node: &str) -> Result<(), PgError> {
     let mut source = Source::look(&start.subscription)?;
     let publications = &start.subscription.options.publications;
@@ -292,7 +297,8 @@ struct Plan<'a> {
     is_held: bool,
 }
 
-/// Whether the table has to be held for its copy: others than the provider write to it, and what of that is in the copy is not told by versions.
+/// Whether the table has to be held for its copy: others than the provider write to it, and what of
+/// that is in the copy is not told by versions.
 fn is_held(
     task: &Task,
     start: &Start,
@@ -334,7 +340,8 @@ fn is_held(
     Ok(wanted && may_ask)
 }
 
-/// Fill the table, and make it ready. What it was filled beside is put into `filled` as soon as that is known.
+/// Fill the table, and make it ready. What it was filled beside is put into `filled` as soon as
+/// that is known.
 fn fill(
     task: &Task,
     plan: &Plan<'_>,
@@ -365,7 +372,8 @@ fn fill(
     } else if start.truncate {
         drop(source);
         if plan.may_ask {
-            // What was written here, and has not come there yet, would be gone with what is emptied.
+            // What was written here, and has not come there yet, would be gone with what is
+            // emptied.
             held::await_provider(task, &start.subscription, published.oid, held::PATIENCE)?;
         }
         Source::open(&start.subscription, "", 0)?
@@ -380,8 +388,9 @@ fn fill(
         // Rows of its own that the provider does not have.
         _ if plan.is_held && !is_keyless && !target.is_empty()? => (Filling::Beside, lsn),
         _ if plan.is_held => (Filling::Empty, lsn),
-        // Rows that were written here since the first attempt may have been changed at the provider before this one's
-        // snapshot. The changes since the first one's were held back, and all of them are applied.
+        // Rows that were written here since the first attempt may have been changed at the provider
+        // before this one's snapshot. The changes since the first one's were held back, and all of
+        // them are applied.
         Some(first) if !target.is_empty()? => (Filling::Beside, first.min(lsn)),
         _ => (Filling::Empty, lsn),
     };
@@ -446,7 +455,8 @@ fn fill(
     }
 }
 
-/// Rows of the provider's are kept out by others that are here. Where the provider receives these as well, one of two such rows leaves.
+/// Rows of the provider's are kept out by others that are here. Where the provider receives these
+/// as well, one of two such rows leaves.
 fn kept_out(task: &Task, missing: PgError) -> PgError {
     if !is_in_the_way(missing.sqlstate) || task.failures >= UNTIL_THEY_MEET {
         return missing;
@@ -518,8 +528,8 @@ fn make_room(
     Ok(())
 }
 
-/// What other nodes' changes, and this node's, have done here while the table was filled meets what was copied: of each row the newest version stays. Nobody
-/// else writes to the table now.
+/// What other nodes' changes, and this node's, have done here while the table was filled meets what
+/// was copied: of each row the newest version stays. Nobody else writes to the table now.
 fn settle(
     task: &Task,
     target: &Target,
@@ -567,8 +577,9 @@ fn settle(
 const OWN_PATIENCE: Duration = Duration::from_secs(3);
 const OWN_ATTEMPTS: u32 = 2;
 
-/// Say of the tables that wait for their turn that they are empty, as long as they are: other nodes' changes may come before their copy, also by
-/// a subscription that is yet to be made. `before` is [`snapshot_before`].
+/// Say of the tables that wait for their turn that they are empty, as long as they are: other
+/// nodes' changes may come before their copy, also by a subscription that is yet to be made.
+/// `before` is [`snapshot_before`].
 fn begin_others(task: &Task, before: Option<&str>) -> Result<(), PgError> {
     let waiting = error::transaction(|| {
         // One worker does it for all, and keeps others from it for as long as it runs.

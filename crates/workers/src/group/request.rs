@@ -2,8 +2,8 @@
 //!
 //! A question is an entry of the log ([`Proposal`]) whose proposer counts for nothing, or names a
 //! member that this one's start need not be confirmed by. An answer is
-//! text in UTF-8: `ok` and its numbers, or `no`, an SQLSTATE, and a message, detail and hint, each in
-//! a line of its own.
+//! text in UTF-8: `ok` and its numbers, or `no`, an SQLSTATE, and a message, detail and hint, each
+//! in a line of its own.
 
 use std::time::Duration;
 

@@ -1,8 +1,8 @@
-//! The mark of the origin on the transaction in hand, and the versions of what it wrote: kept up to its commit, taken back with
-//! a savepoint or the whole.
+//! The mark of the origin on the transaction in hand, and the versions of what it wrote: kept up to
+//! its commit, taken back with a savepoint or the whole.
 //!
-//! The versions are written down just before the commit, as only then it is known which timestamp is the newest. They are kept by
-//! the subtransaction that wrote the rows, whose id the rows carry.
+//! The versions are written down just before the commit, as only then it is known which timestamp
+//! is the newest. They are kept by the subtransaction that wrote the rows, whose id the rows carry.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -171,7 +171,8 @@ fn before_commit() {
     if let Err(error) = stored {
         error.raise();
     }
-    // The position is for those who look at the origin; an abort from here on may leave it ahead, and nothing goes by it.
+    // The position is for those who look at the origin; an abort from here on may leave it ahead,
+    // and nothing goes by it.
     session_origin::set_position(lsn);
     set_timestamp();
 }

@@ -1,4 +1,5 @@
-//! What the provider is told: what is committed and durable here, that this end lives; and what is made of its silence.
+//! What the provider is told: what is committed and durable here, that this end lives; and what is
+//! made of its silence.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -57,7 +58,8 @@ impl Reception {
             return Ok(());
         }
         self.contact.reported(now);
-        // A provider that has nothing to send, and is told that all has arrived, says no more for a long time, not even that this is all.
+        // A provider that has nothing to send, and is told that all has arrived, says no more for a
+        // long time, not even that this is all.
         let is_all = self.entry.activity() == Activity::CatchingUp && !self.in_flight();
         self.send_status(
             positions.received,
@@ -106,7 +108,8 @@ impl Reception {
         }
     }
 
-    /// After so long without a message the provider is asked for a sign of life. Questions for the time are answered by signs of life, too.
+    /// After so long without a message the provider is asked for a sign of life. Questions for the
+    /// time are answered by signs of life, too.
     fn patience(&self) -> Duration {
         let half = libpq::receiver_timeout().map_or(Duration::MAX, |timeout| timeout / 2);
         if self.clock_watch.is_asking() {
@@ -154,8 +157,8 @@ impl Reception {
         }
     }
 
-    /// Leave what the provider sends where it is for a while, so that it sends no more. Its requests for a sign of life lie there too:
-    /// so it is given one without being asked.
+    /// Leave what the provider sends where it is for a while, so that it sends no more. Its
+    /// requests for a sign of life lie there too: so it is given one without being asked.
     pub(super) fn hold_back(&mut self, pause: Duration) {
         self.contact.looked_away(Instant::now());
         self.report_while_held();
@@ -176,8 +179,8 @@ impl Reception {
         }
     }
 
-    /// How long there is nothing to do but to receive; `None`: commits are there to be taken note of. Appliers set the latch when there
-    /// will be.
+    /// How long there is nothing to do but to receive; `None`: commits are there to be taken note
+    /// of. Appliers set the latch when there will be.
     pub(super) fn time_to_rest(&self) -> Option<Duration> {
         // Nothing is to be done for each commit: when all are there, and every now and then.
         let published = self.group.ring.published();

@@ -1,7 +1,8 @@
-//! Up to where this subscription has confirmed, as `braid.confirmed` has it: the durable side of [`braid_bgworker::lease`]. Run by the leader, also while it
-//! ends.
+//! Up to where this subscription has confirmed, as `braid.confirmed` has it: the durable side of
+//! [`braid_bgworker::lease`]. Run by the leader, also while it ends.
 //!
-//! Invariant: nothing beyond `up_to` is ever reported as flushed. So a slot that begins beyond it was not moved there by this end.
+//! Invariant: nothing beyond `up_to` is ever reported as flushed. So a slot that begins beyond it
+//! was not moved there by this end.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -31,7 +32,8 @@ pub(super) struct Bounds {
     pub(super) held: Option<u64>,
 }
 
-/// Compare where the slot begins with what is here: all up to `start`, and what was confirmed. Returns up to where may be confirmed from now on.
+/// Compare where the slot begins with what is here: all up to `start`, and what was confirmed.
+/// Returns up to where may be confirmed from now on.
 ///
 /// # Errors
 /// The subscription stops where something is missing in between.
@@ -143,7 +145,8 @@ fn moves(connection: &mut Connection) -> Result<Vec<(u64, u64)>, End> {
         .collect())
 }
 
-/// Have the bound be durable. In a transaction of the caller's. False where the subscription is gone.
+/// Have the bound be durable. In a transaction of the caller's. False where the subscription is
+/// gone.
 fn raise(id: u32, up_to: u64) -> Result<bool, PgError> {
     subscription::limit_lock_waits()?;
     let (id, up_to) = (i64::from(id), lsn_text(up_to));
@@ -163,7 +166,8 @@ fn raise(id: u32, up_to: u64) -> Result<bool, PgError> {
     .map(|inserted| inserted > 0)
 }
 
-/// Have `up_to` be confirmed from now on. False where that is to be tried again: somebody is changing the subscription.
+/// Have `up_to` be confirmed from now on. False where that is to be tried again: somebody is
+/// changing the subscription.
 ///
 /// # Errors
 /// Whatever PostgreSQL raises.
@@ -179,7 +183,8 @@ pub(super) fn reported(flushed: u64) {
     REPORTED.fetch_max(flushed, Ordering::Relaxed);
 }
 
-/// The process ends: lower the bound to what was reported. Whoever holds a lock is not waited for; the bound is too high then, and tells less.
+/// The process ends: lower the bound to what was reported. Whoever holds a lock is not waited for;
+/// the bound is too high then, and tells less.
 pub(super) fn settle(id: u32) {
     let reported = REPORTED.swap(0, Ordering::Relaxed);
     // Without the postmaster nobody might let go of the locks that a transaction takes.

@@ -1,11 +1,14 @@
-//! Which table of this database a relation's changes go to, and what it needs before they do. Run by the leader when the first change of a relation
-//! comes, and again after the local table was altered.
+//! Which table of this database a relation's changes go to, and what it needs before they do. Run
+//! by the leader when the first change of a relation comes, and again after the local table was
+//! altered.
 //!
-//! `braid_bgworker::membership` decides; this module reads the facts and carries the verdict out, in one transaction. The transaction in hand is
-//! handed out afterwards, so appliers find the outcome in the catalog. Where the subscription has to stop, an applier says so: the
-//! transaction may be skipped then.
+//! `braid_bgworker::membership` decides; this module reads the facts and carries the verdict out,
+//! in one transaction. The transaction in hand is handed out afterwards, so appliers find the
+//! outcome in the catalog. Where the subscription has to stop, an applier says so: the transaction
+//! may be skipped then.
 //!
-//! Not for: tables that are created after the slot, of a publication FOR ALL TABLES (`Reception::adopt_table`).
+//! Not for: tables that are created after the slot, of a publication FOR ALL TABLES
+//! (`Reception::adopt_table`).
 
 use braid_bgworker::membership::{self, Here, KnownAs, Successor, Verdict};
 use braid_bgworker::sql_text::quote_literal;
@@ -110,7 +113,8 @@ impl Reception {
         })?)
     }
 
-    /// Makes sure that the changes of a relation are applied, or are known to be left out, unless the subscription has to stop at them.
+    /// Makes sure that the changes of a relation are applied, or are known to be left out, unless
+    /// the subscription has to stop at them.
     ///
     /// # Errors
     /// Those of the connection to the provider, and what reading the catalog raises.
@@ -287,7 +291,8 @@ impl Reception {
         }))
     }
 
-    /// Nothing has the name here. What the provider does not have or publish any more either is passed over: nobody is to have it.
+    /// Nothing has the name here. What the provider does not have or publish any more either is
+    /// passed over: nobody is to have it.
     fn ask_for(&mut self, relation: &Relation, copy_data: bool) -> Result<(), End> {
         let id = self.subscription.id;
         let names = (&*relation.namespace, &*relation.name);
@@ -329,8 +334,8 @@ impl Reception {
     }
 }
 
-/// A table that changed its name there, and is not here under the former one: whether its rows, as of the commit at `position`, come with a copy of the
-/// table of its new name.
+/// A table that changed its name there, and is not here under the former one: whether its rows, as
+/// of the commit at `position`, come with a copy of the table of its new name.
 fn comes_renamed(
     id: u32,
     (namespace, name): (&str, &str),
@@ -514,7 +519,8 @@ impl Facts {
     /// What tells whether the table has what the former one had.
     fn look_at_successor(&mut self, id: u32, was_ready: bool) -> Result<(), PgError> {
         let (is_empty, is_keyless) = copy::look_into(self.oid)?;
-        // The row of a system column is never updated; that of the row type is when the table is renamed.
+        // The row of a system column is never updated; that of the row type is when the table is
+        // renamed.
         let made = rows(
             "select a.xmin::text, y.xmin::text, \
              case when y.xmin::text::bigint >= 3 then pg_catalog.pg_xact_commit_timestamp(y.xmin)::text end, \
@@ -579,7 +585,8 @@ impl Facts {
                 subscription::leave_out(id, names, None, "not refreshed")
             }
             Verdict::Rename => {
-                // Where the names of two tables were exchanged, the other one has this one's former name.
+                // Where the names of two tables were exchanged, the other one has this one's former
+                // name.
                 execute(
                     "update braid.subscription_table t set schema_name = n.nspname, table_name = c.relname \
                      from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace \
@@ -612,7 +619,8 @@ impl Facts {
                 )
             }
             Verdict::Copy { unless_filled } => {
-                // The table was empty when it got its name: rows that this node has written since then stay.
+                // The table was empty when it got its name: rows that this node has written since
+                // then stay.
                 let is_empty = self.successor.is_some_and(|table| table.is_empty);
                 let since = self.named_at.as_deref().filter(|_| !is_empty);
                 let [subscription, oid, namespace, name] = key();

@@ -1,12 +1,15 @@
-//! The leader process of a subscription: receives the stream, schedules its transactions, confirms what is durable.
+//! The leader process of a subscription: receives the stream, schedules its transactions, confirms
+//! what is durable.
 //!
-//! Its life: connect, create the slot (phase `slot`), have the tables copied (phase `copy`), then stream (phase `stream`) until
-//! something ends it. It ends after any failure: what is broken for good is recorded in the catalog, and the subscription
-//! stops; everything else is left to the manager, which starts a new leader after a pause. Nothing is carried over but what
-//! is durable, so a restart is the one way of recovering.
+//! Its life: connect, create the slot (phase `slot`), have the tables copied (phase `copy`), then
+//! stream (phase `stream`) until something ends it. It ends after any failure: what is broken for
+//! good is recorded in the catalog, and the subscription stops; everything else is left to the
+//! manager, which starts a new leader after a pause. Nothing is carried over but what is durable,
+//! so a restart is the one way of recovering.
 //!
-//! Invariants: what is confirmed as flushed is durably committed here (I1); a transaction is handed out whole or, when it is too
-//! large for the ring, alone (I6, I9); no byte from the network is trusted (I10).
+//! Invariants: what is confirmed as flushed is durably committed here (I1); a transaction is handed
+//! out whole or, when it is too large for the ring, alone (I6, I9); no byte from the network is
+//! trusted (I10).
 
 mod confirm;
 mod confirmation;
@@ -50,8 +53,8 @@ use crate::copy::Coordinator;
 use provider::{create_slot, open_beside, published_tables, rules_for_all_nodes};
 use reception::Reception;
 
-/// How often in a row what comes from the provider may be invalid before the subscription stops: a connection may be broken, or
-/// the two may not understand each other.
+/// How often in a row what comes from the provider may be invalid before the subscription stops: a
+/// connection may be broken, or the two may not understand each other.
 const GARBLED_ATTEMPTS: u32 = 8;
 /// The same of WAL that the provider has removed.
 const REMOVED_ATTEMPTS: u32 = 3;
@@ -63,7 +66,8 @@ static LEADING: AtomicU32 = AtomicU32::new(0);
 enum End {
     /// Asked to, or there is nothing to do.
     Quiet,
-    /// The manager may try again; the position is where the transaction that failed ends, 0 for none.
+    /// The manager may try again; the position is where the transaction that failed ends, 0 for
+    /// none.
     Transient(PgError, u64),
     /// A person has to look; the position as above.
     Permanent(PgError, u64),
@@ -74,8 +78,8 @@ enum End {
 }
 
 impl End {
-    /// Ends a leader whose check of the provider failed. A standby may lack objects that it has once
-    /// it is promoted, so its failures are never final.
+    /// Ends a leader whose check of the provider failed. A standby may lack objects that it has
+    /// once it is promoted, so its failures are never final.
     fn at_provider(error: PgError, in_recovery: bool) -> Self {
         if !in_recovery {
             return Self::Permanent(error, 0);
@@ -382,8 +386,8 @@ fn check_owner(subscription: &subscription::Subscription) -> Result<(), End> {
 /// A leader that was killed may have left appliers that are still ending; they hold origins.
 /// They might still commit, which must not happen after the look at how far they came.
 fn wait_for_old_appliers(entry: &SubscriptionEntry) -> Result<(), End> {
-    // One that starts just now says that it is there, and then looks which leader is: with `leader_pid`, written before, and
-    // this fence, one of the two sees the other.
+    // One that starts just now says that it is there, and then looks which leader is: with
+    // `leader_pid`, written before, and this fence, one of the two sees the other.
     fence(Ordering::SeqCst);
     let deadline = Instant::now() + Duration::from_secs(30);
     loop {
@@ -406,7 +410,8 @@ fn wait_for_old_appliers(entry: &SubscriptionEntry) -> Result<(), End> {
 }
 
 /// Has every table that waits copied, before anything is streamed; unless a copy waits for a commit
-/// that waits for the stream. Returns the `catalog_version` that the coordinator's knowledge is as of.
+/// that waits for the stream. Returns the `catalog_version` that the coordinator's knowledge is as
+/// of.
 fn copy_tables(coordinator: &mut Coordinator, entry: &SubscriptionEntry) -> Result<u32, End> {
     let mut seen = entry.catalog_version.load(Ordering::Acquire);
     loop {

@@ -1,4 +1,5 @@
-//! What the leader asks of the provider before it streams: a slot, which tables are published, whether all is as it should be.
+//! What the leader asks of the provider before it streams: a slot, which tables are published,
+//! whether all is as it should be.
 
 use braid_bgworker::policy;
 use braid_bgworker::sql_text::{quote_identifier, quote_literal};
@@ -14,8 +15,9 @@ use crate::copy::source::without_snapshot;
 
 use super::End;
 
-/// Create the slot. One of its name that is there may be dropped only where it is a left-over of an attempt of ours that was cut off
-/// before the catalog knew: that there was none before it is noted down ahead of each attempt.
+/// Create the slot. One of its name that is there may be dropped only where it is a left-over of an
+/// attempt of ours that was cut off before the catalog knew: that there was none before it is noted
+/// down ahead of each attempt.
 pub(super) fn create_slot(
     connection: &mut Connection,
     subscription: &Subscription,
@@ -70,7 +72,8 @@ pub(super) fn create_slot(
     let rows = match connection.query(&create) {
         Ok(rows) => rows,
         Err(error) => {
-            // A connection that broke, or a server that stops, may have created it; whatever else it says, it has not.
+            // A connection that broke, or a server that stops, may have created it; whatever else
+            // it says, it has not.
             if !["08", "57"]
                 .iter()
                 .any(|class| error.sqlstate().is_of(class))
@@ -130,8 +133,9 @@ pub(super) fn published_tables(
         .collect())
 }
 
-/// The rules for conflicts, and for columns, that count on all nodes, as the provider knows them, and whether each is about what comes from there: what was
-/// set before the slot is not in the stream. Asked for when there is a slot; what is set meanwhile comes twice, which does no harm.
+/// The rules for conflicts, and for columns, that count on all nodes, as the provider knows them,
+/// and whether each is about what comes from there: what was set before the slot is not in the
+/// stream. Asked for when there is a slot; what is set meanwhile comes twice, which does no harm.
 pub(super) fn rules_for_all_nodes(
     connection: &mut Connection,
     subscription: &Subscription,
@@ -172,8 +176,9 @@ pub(super) struct Provider {
 }
 
 impl Provider {
-    /// That its WAL comes as far as what is applied here, up to `start`. Where it was put back to what it was before, as from a backup, it writes anew
-    /// what has positions up to `start`, and START_REPLICATION would leave that out. Once it has come past `start` again nothing tells.
+    /// That its WAL comes as far as what is applied here, up to `start`. Where it was put back to
+    /// what it was before, as from a backup, it writes anew what has positions up to `start`, and
+    /// START_REPLICATION would leave that out. Once it has come past `start` again nothing tells.
     ///
     /// # Errors
     /// The subscription stops; where the provider is a standby it may only be on its way there.
@@ -198,8 +203,9 @@ impl Provider {
     }
 }
 
-/// That the provider is the node that its catalog names, as far as the role may ask. A node that `pg_upgrade` has moved is not, until somebody has made it
-/// whole: its slots are made anew then. So this is waited for.
+/// That the provider is the node that its catalog names, as far as the role may ask. A node that
+/// `pg_upgrade` has moved is not, until somebody has made it whole: its slots are made anew then.
+/// So this is waited for.
 fn check_standing(connection: &mut Connection) -> Result<(), End> {
     let may = connection.query(
         "SELECT 1 FROM pg_catalog.pg_proc WHERE oid = pg_catalog.to_regprocedure('braid.node_standing()') \

@@ -1,10 +1,12 @@
 //! How far the provider's WAL reaches, for the views that show the lag. Run by the leader.
 //!
-//! The stream tells the end of the provider's WAL when the provider has sent all of it, and at no other time: the messages before
-//! that name the position that the provider has read. So while the subscription is behind, the leader asks by a second connection. It never waits
-//! for an answer, and closes the connection when the subscription has caught up.
+//! The stream tells the end of the provider's WAL when the provider has sent all of it, and at no
+//! other time: the messages before that name the position that the provider has read. So while the
+//! subscription is behind, the leader asks by a second connection. It never waits for an answer,
+//! and closes the connection when the subscription has caught up.
 //!
-//! Not for what is applied: no position from here is confirmed or compared with one that was received.
+//! Not for what is applied: no position from here is confirmed or compared with one that was
+//! received.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -24,7 +26,8 @@ const PAUSE: Duration = Duration::from_secs(1);
 const PAUSE_AFTER_FAILURE: Duration = Duration::from_secs(10);
 /// An attempt fails after this time.
 const LONGEST: Duration = Duration::from_secs(5);
-/// An idle provider is asked for a sign of life this often: the lag counts as known for 5 s (braid.subscription_status).
+/// An idle provider is asked for a sign of life this often: the lag counts as known for 5 s
+/// (braid.subscription_status).
 pub(super) const SIGN_OF_LIFE: Duration = Duration::from_secs(2);
 
 const QUESTION: &str = "select case when pg_catalog.pg_is_in_recovery() then pg_catalog.pg_last_wal_replay_lsn() \
@@ -73,7 +76,8 @@ impl ProviderEnd {
     }
 }
 
-/// The provider has said that its WAL ended at `end` when its clock showed `there`. The message may have waited to be read.
+/// The provider has said that its WAL ended at `end` when its clock showed `there`. The message may
+/// have waited to be read.
 pub(super) fn told(entry: &SubscriptionEntry, end: u64, there: i64) {
     let ahead = entry.clock.get().map_or(0, |clock| clock.offset);
     let at = there.saturating_sub(ahead).min(timestamp::now());
@@ -146,7 +150,8 @@ impl Reception {
                 })
             }
         };
-        // The provider may have no room for another connection. The stream itself tells what is wrong with the provider.
+        // The provider may have no room for another connection. The stream itself tells what is
+        // wrong with the provider.
         watch.asking = step.unwrap_or_else(|_| {
             watch.next = now + PAUSE_AFTER_FAILURE;
             Asking::No

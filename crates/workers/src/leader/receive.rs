@@ -1,5 +1,5 @@
-//! Frames from the provider, taken apart into transactions: each record is looked at for what scheduling wants to know, its bytes are
-//! stored as they are.
+//! Frames from the provider, taken apart into transactions: each record is looked at for what
+//! scheduling wants to know, its bytes are stored as they are.
 
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
@@ -24,8 +24,8 @@ use super::{End, late, out_of_order};
 use crate::applier::here;
 use crate::copy::Readiness;
 
-/// How far a commit record's end may lie behind its start: XLogRecordMaxSize of src/include/access/xlogrecord.h, 18, and what
-/// page headers add to it.
+/// How far a commit record's end may lie behind its start: XLogRecordMaxSize of
+/// src/include/access/xlogrecord.h, 18, and what page headers add to it.
 const MAX_COMMIT_RECORD: u64 = 1 << 31;
 /// How long the manager may take to act on options that have changed, and how long a leader rests
 /// until it looks whether it has.
@@ -53,7 +53,8 @@ fn is_replaced(tag: Tag, body: &[u8]) -> Result<bool, End> {
 }
 
 impl Reception {
-    /// Take a frame apart into the pieces of transactions and store them. The provider had read WAL up to `read` when it sent it.
+    /// Take a frame apart into the pieces of transactions and store them. The provider had read WAL
+    /// up to `read` when it sent it.
     pub(super) fn frame(&mut self, frame: &[u8], read: u64) -> Result<(), End> {
         let mut reader = Reader::new(frame);
         self.records(frame, read, &mut reader)
@@ -125,7 +126,8 @@ impl Reception {
                     if let Record::Message(message) = Record::read(tag, body)?
                         && !message.transactional
                     {
-                        // What is confirmed is never sent again: nothing beyond what was read can have been sent.
+                        // What is confirmed is never sent again: nothing beyond what was read can
+                        // have been sent.
                         if message.lsn > read {
                             return Err(out_of_order());
                         }
@@ -201,15 +203,17 @@ impl Reception {
         } else if all_tables && self.segments.is_open() {
             self.segments.tentative.insert(schema.number.0);
         } else if is_new {
-            // Of one that is known, the first change shows whether it is still the same (`look_at_table`).
+            // Of one that is known, the first change shows whether it is still the same
+            // (`look_at_table`).
             self.adopt_table(schema.namespace, schema.name)?;
         }
         Ok(self.group.append(record)?)
     }
 
-    /// A table that was not there when the slot was made, of a publication FOR ALL TABLES: its changes are in the stream from the
-    /// first one on, so it belongs to the subscription; where it has rows here, without a copy. Of a publication with a list, a table that is added may
-    /// have rows already: braid.refresh_subscription copies them.
+    /// A table that was not there when the slot was made, of a publication FOR ALL TABLES: its
+    /// changes are in the stream from the first one on, so it belongs to the subscription; where it
+    /// has rows here, without a copy. Of a publication with a list, a table that is added may have
+    /// rows already: braid.refresh_subscription copies them.
     pub(super) fn adopt_table(&mut self, namespace: &str, name: &str) -> Result<(), End> {
         let id = self.subscription.id;
         let copy_data = self.subscription.options.copy_data;
@@ -218,7 +222,8 @@ impl Reception {
             if subscription::has_table(id, namespace, name)? {
                 return Ok(false);
             }
-            // One that is empty here may have been dropped and made anew while the provider's was not.
+            // One that is empty here may have been dropped and made anew while the provider's was
+            // not.
             let copy = if !copy_data || !subscription::is_empty(namespace, name)? {
                 InitialCopy::No
             } else if passes {
@@ -238,9 +243,10 @@ impl Reception {
         Ok(())
     }
 
-    /// A transaction of the leader's own that looks into users' tables. Somebody may have locked one, or wait for it in front of the leader: as
-    /// long as that takes, what is to be done from time to time is done. It may be what ends the lock: what is prepared here holds its locks until
-    /// the leader has read its end, or has given it up.
+    /// A transaction of the leader's own that looks into users' tables. Somebody may have locked
+    /// one, or wait for it in front of the leader: as long as that takes, what is to be done from
+    /// time to time is done. It may be what ends the lock: what is prepared here holds its locks
+    /// until the leader has read its end, or has given it up.
     pub(super) fn without_blocking<T>(
         &mut self,
         mut work: impl FnMut() -> Result<T, PgError>,
@@ -261,8 +267,8 @@ impl Reception {
         }
     }
 
-    /// Waits where options have changed, until the manager has ended this leader, or has found that it
-    /// has them: nothing that comes after the change is applied with the options from before.
+    /// Waits where options have changed, until the manager has ended this leader, or has found that
+    /// it has them: nothing that comes after the change is applied with the options from before.
     fn wait_for_manager(&mut self) -> Result<(), End> {
         if !self.entry.is_to_heed() {
             return Ok(());
@@ -329,7 +335,8 @@ impl Reception {
         self.adopt_table(&table.namespace, &table.name)
     }
 
-    /// Whether the transaction in hand, which changes the relation of a schema, has to wait for a copy.
+    /// Whether the transaction in hand, which changes the relation of a schema, has to wait for a
+    /// copy.
     pub(super) fn has_to_wait(&mut self, schema: u32) -> Result<bool, End> {
         if self.has_ddl() {
             // Its tables may be others by the time of the change; its applier looks at them.
@@ -355,8 +362,9 @@ impl Reception {
         })
     }
 
-    /// Whether the transaction in hand leaves a table alone that it brings into the subscription. One that is prepared can't wait for the copy:
-    /// that can't begin before the transaction has ended.
+    /// Whether the transaction in hand leaves a table alone that it brings into the subscription.
+    /// One that is prepared can't wait for the copy: that can't begin before the transaction has
+    /// ended.
     fn passes_unknown(&self) -> bool {
         self.in_hand
             .as_ref()
@@ -488,7 +496,8 @@ impl Reception {
 
     /// Store records of the transaction in hand, in as many pieces as it takes.
     pub(super) fn store(&mut self, records: &[u8]) -> Result<(), End> {
-        // What is to be skipped is passed without its content: a large one would else be applied as it comes.
+        // What is to be skipped is passed without its content: a large one would else be applied as
+        // it comes.
         if self
             .in_hand
             .as_ref()
@@ -534,13 +543,13 @@ impl Reception {
         Ok(())
     }
 
-    /// The ring is full: wait until appliers have committed something since it was last collected, or released room since
-    /// `tail` was read; and keep the connection alive meanwhile.
+    /// The ring is full: wait until appliers have committed something since it was last collected,
+    /// or released room since `tail` was read; and keep the connection alive meanwhile.
     pub(super) fn wait_for_commits(&mut self, tail: u64) -> Result<(), End> {
         self.hand_out();
-        // Looked at before anything is collected: else a commit that made room after the failed attempt would count as
-        // known, and be slept on.
-        // A wake-up for half of what is there: one for each commit would cost more than the commit.
+        // Looked at before anything is collected: else a commit that made room after the failed
+        // attempt would count as known, and be slept on. A wake-up for half of what is there: one
+        // for each commit would cost more than the commit.
         let last = self.group.ring.published();
         let collected = self.confirmation.collected();
         self.group
@@ -564,7 +573,8 @@ impl Reception {
         let Some(in_hand) = self.in_hand.take() else {
             return Err(out_of_order());
         };
-        // Everything before an end that is committed here counts as received, and is never asked for again.
+        // Everything before an end that is committed here counts as received, and is never asked
+        // for again.
         if in_hand.begin_commit_lsn != commit.commit_lsn
             || in_hand.commit_timestamp != commit.commit_timestamp
             || commit.end_lsn <= commit.commit_lsn

@@ -409,9 +409,9 @@ impl Reception {
         Ok(())
     }
 
-    /// Once all tables are copied, no transaction is parked for a copy any more. An applier that began
-    /// before may not know that a table is ready, and would leave out its changes: so not before all
-    /// that was handed out is applied.
+    /// Once all tables are copied, no transaction is parked for a copy any more. An applier that
+    /// began before may not know that a table is ready, and would leave out its changes: so not
+    /// before all that was handed out is applied.
     fn end_parking_for_copies(&self) {
         if self.entry.parks_for_copies()
             && self.copies.are_done()

@@ -1,4 +1,5 @@
-//! Having a transaction applied while it runs at the provider (`braid_bgworker::running`): which one, what of it, and until when.
+//! Having a transaction applied while it runs at the provider (`braid_bgworker::running`): which
+//! one, what of it, and until when.
 
 use braid_bgworker::subscription_option::{ApplyMode, Origin, Streaming};
 use std::collections::HashSet;
@@ -19,8 +20,9 @@ use crate::applier::running::say_given_up;
 use crate::appliers;
 use crate::copy::Readiness;
 
-/// A transaction takes its time a moment before its place in WAL: of two, the later one can have the earlier time, by so much at most
-/// (microseconds). Where it is more, that is found out in the end.
+/// A transaction takes its time a moment before its place in WAL: of two, the later one can have
+/// the earlier time, by so much at most (microseconds). Where it is more, that is found out in the
+/// end.
 const SLACK: i64 = 1_000_000;
 
 /// The leader's part.
@@ -36,8 +38,8 @@ pub(super) struct Watch {
 impl Watch {
     /// For a subscription that may have so many appliers. In a transaction.
     pub(super) fn new(subscription: &Subscription, most: usize) -> Result<Self, PgError> {
-        // Pieces commit before the end, what is parked is parked whole, and where transactions of others are passed on, whose one is says
-        // its end.
+        // Pieces commit before the end, what is parked is parked whole, and where transactions of
+        // others are passed on, whose one is says its end.
         let may = subscription.options.streaming == Streaming::Parallel
             && subscription.options.apply_mode != ApplyMode::Serial
             && subscription.options.split_transactions_above == 0
@@ -137,7 +139,8 @@ impl Reception {
         Ok(self.copies.readiness(table))
     }
 
-    /// Why rows of a relation may not be applied before their transaction has ended, if they may not.
+    /// Why rows of a relation may not be applied before their transaction has ended, if they may
+    /// not.
     fn unfit(&mut self, schema: u32) -> Result<Option<&'static str>, End> {
         let table = self.dictionary.get(schema).ok_or_else(out_of_order)?;
         if self.segments.tentative.contains(&schema) && !self.copies.has(table) {
@@ -231,7 +234,8 @@ impl Reception {
         self.watch.process = appliers::start_process(arguments, &self.subscription.name);
     }
 
-    /// The process is not to commit the transaction, nor to be started for it again. Without a reason: it does not come to be committed.
+    /// The process is not to commit the transaction, nor to be started for it again. Without a
+    /// reason: it does not come to be committed.
     pub(super) fn give_up_running(&mut self, xid: u32, reason: Option<&str>) {
         self.segments.leave(xid);
         let running = self.group.running();
@@ -271,7 +275,8 @@ impl Reception {
         }
     }
 
-    /// A running transaction has committed at the provider. Whether it is applied by the process, which has all of it then.
+    /// A running transaction has committed at the provider. Whether it is applied by the process,
+    /// which has all of it then.
     pub(super) fn is_applied_elsewhere(
         &mut self,
         xid: u32,

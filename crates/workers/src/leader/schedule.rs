@@ -1,5 +1,5 @@
-//! What comes of scheduling, counted for the view braid.dependency_stats: per transaction a few numbers of the leader's own, which are
-//! added to the shared ones now and then.
+//! What comes of scheduling, counted for the view braid.dependency_stats: per transaction a few
+//! numbers of the leader's own, which are added to the shared ones now and then.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -78,7 +78,8 @@ impl Schedule {
         self.at.elapsed() >= INTERVAL
     }
 
-    /// Adds what is new to the shared numbers: what the tracker has counted by `now`, and what is in flight, `width`.
+    /// Adds what is new to the shared numbers: what the tracker has counted by `now`, and what is
+    /// in flight, `width`.
     pub(super) fn publish(
         &mut self,
         now: Statistics,

@@ -1,9 +1,10 @@
-//! Transactions that arrive while they run at the provider: each is kept in a file of its own ([`Spool`]) until it commits, and is
-//! then taken apart as though it had come whole.
+//! Transactions that arrive while they run at the provider: each is kept in a file of its own
+//! ([`Spool`]) until it commits, and is then taken apart as though it had come whole.
 //!
-//! Positions are not held back by them: the provider keeps what it needs to send them again until they have ended, as it does for
-//! itself. What is learnt of relations in a segment stays, whatever becomes of the transaction: a schema's number never stands for
-//! another. But a table that is new in it may never be there, so it joins the subscription with the first change that counts.
+//! Positions are not held back by them: the provider keeps what it needs to send them again until
+//! they have ended, as it does for itself. What is learnt of relations in a segment stays, whatever
+//! becomes of the transaction: a schema's number never stands for another. But a table that is new
+//! in it may never be there, so it joins the subscription with the first change that counts.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Instant;
@@ -16,7 +17,8 @@ use super::reception::Reception;
 use super::running::Content;
 use super::{End, out_of_order};
 
-/// How much of a transaction is read back at once, if its pieces are small: of one with many subtransactions they are.
+/// How much of a transaction is read back at once, if its pieces are small: of one with many
+/// subtransactions they are.
 const READ_BACK: usize = 256 * 1024;
 
 /// What has come of a transaction.
@@ -197,8 +199,8 @@ impl Reception {
             return Err(out_of_order());
         };
         if wanted {
-            // Its keys were hashed at another time than those of its neighbours, perhaps under indexes that came and went with a
-            // subtransaction.
+            // Its keys were hashed at another time than those of its neighbours, perhaps under
+            // indexes that came and went with a subtransaction.
             self.scheduling.barrier_for_all();
             let mut writer = Writer::new();
             match ending {

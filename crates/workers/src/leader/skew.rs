@@ -1,10 +1,13 @@
-//! How far the provider's clock is from this node's: asked for, shown, warned of; and changes held back that come from the future.
+//! How far the provider's clock is from this node's: asked for, shown, warned of; and changes held
+//! back that come from the future.
 //!
-//! Before it streams the leader asks by SQL, where each answer has its question. Then it sends bursts of statuses (`Burst` of
-//! `bgworker/src/skew.rs`, which has the reckoning, too). The provider's clock is all that is measured. What another node has
-//! committed and the provider passes on has a time of that node's clock, so what is held back is told by the changes' own
-//! times: nothing is handed to appliers whose version lies ahead of this node's clock by more than `braid.clock_skew_limit`. So it is
-//! the same after a restart, and after the provider's clock was set right, when there is still WAL with times that have not come.
+//! Before it streams the leader asks by SQL, where each answer has its question. Then it sends
+//! bursts of statuses (`Burst` of `bgworker/src/skew.rs`, which has the reckoning, too). The
+//! provider's clock is all that is measured. What another node has committed and the provider
+//! passes on has a time of that node's clock, so what is held back is told by the changes' own
+//! times: nothing is handed to appliers whose version lies ahead of this node's clock by more than
+//! `braid.clock_skew_limit`. So it is the same after a restart, and after the provider's clock was
+//! set right, when there is still WAL with times that have not come.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -58,7 +61,8 @@ pub(super) struct ClockWatch {
     warned_of_change: Option<i64>,
 }
 
-/// This node's clock minus the monotonic one, and how far off that can be: this process may have been put to sleep between two looks.
+/// This node's clock minus the monotonic one, and how far off that can be: this process may have
+/// been put to sleep between two looks.
 fn wall() -> (i64, i64) {
     let mut best = (0, i64::MAX);
     for _ in 0..LOOKS {
@@ -191,7 +195,8 @@ impl ClockWatch {
         }
     }
 
-    /// Whether it is time for a burst: a while after the last answer, or as soon as this node's clock was set. For so long nothing has come.
+    /// Whether it is time for a burst: a while after the last answer, or as soon as this node's
+    /// clock was set. For so long nothing has come.
     fn is_due(&mut self, quiet: Duration) -> bool {
         let now = monotonic();
         let quiet = i64::try_from(quiet.as_micros()).unwrap_or(i64::MAX);
@@ -217,7 +222,8 @@ fn in_ms(micros: i64) -> String {
 impl Reception {
     /// Ask what time it is at the provider, when it is time to.
     pub(super) fn ask_for_time(&mut self) -> Result<(), End> {
-        // While the stream is held back nothing is read, and that is not taken for silence: `last_message` moves on.
+        // While the stream is held back nothing is read, and that is not taken for silence:
+        // `last_message` moves on.
         if !self
             .clock_watch
             .is_due(self.contact.silence(Instant::now()))
@@ -233,8 +239,8 @@ impl Reception {
         Ok(self.connection.put_copy_messages(&burst)?)
     }
 
-    /// A transaction is about to be taken in: hold the stream while its version lies too far ahead of this node's clock, if that is
-    /// asked for.
+    /// A transaction is about to be taken in: hold the stream while its version lies too far ahead
+    /// of this node's clock, if that is asked for.
     pub(super) fn wait_for_its_time(&mut self, begin: &Begin<'_>) -> Result<(), End> {
         let timestamp = begin.commit_timestamp.saturating_sub(EPOCH_DIFFERENCE);
         let ahead = || timestamp.saturating_sub(timestamp::now());

@@ -1,4 +1,5 @@
-//! Whether the transactions go to one applier or to all: what the rule (`braid_bgworker::breadth`) is told, and what comes of it.
+//! Whether the transactions go to one applier or to all: what the rule (`braid_bgworker::breadth`)
+//! is told, and what comes of it.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -10,7 +11,8 @@ use braid_postgres::process;
 use super::reception::Reception;
 use crate::applier;
 
-/// Not looked at more often: the counters are written by the appliers, and reading them has a price for these too.
+/// Not looked at more often: the counters are written by the appliers, and reading them has a price
+/// for these too.
 const INTERVAL: Duration = Duration::from_millis(1);
 
 /// What is remembered from look to look.
@@ -20,7 +22,8 @@ pub(super) struct Spread {
     chooser: Option<Chooser>,
     began: Instant,
     looked: Duration,
-    /// What was found; `None` where there is nothing to choose, and all take what there is, small transactions in runs.
+    /// What was found; `None` where there is nothing to choose, and all take what there is, small
+    /// transactions in runs.
     breadth: Option<Breadth>,
     /// Appliers that there were.
     appliers: usize,
@@ -51,7 +54,8 @@ impl Reception {
             return;
         }
         self.spread.breadth = breadth;
-        // All together are faster only where a transaction takes long against a hand-over: then also where it is small.
+        // All together are faster only where a transaction takes long against a hand-over: then
+        // also where it is small.
         let singly = breadth == Some(Breadth::All);
         self.handout
             .set_grain(applier::grain(&self.subscription, singly));
@@ -61,7 +65,8 @@ impl Reception {
             Some(Breadth::One) => 1,
             Some(Breadth::All) | None => usize::MAX,
         });
-        // Some have something to take now; and what was left for one that is to wait is for another.
+        // Some have something to take now; and what was left for one that is to wait is for
+        // another.
         for latch in ring.all_appliers().iter() {
             process::set_latch(latch);
         }

@@ -1,4 +1,5 @@
-//! A transaction that is prepared here can be what those wait for that come before its end (`braid_bgworker::lock_circle`). It is given up then.
+//! A transaction that is prepared here can be what those wait for that come before its end
+//! (`braid_bgworker::lock_circle`). It is given up then.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -10,7 +11,8 @@ use braid_postgres::error::{self, PgError};
 use super::End;
 use super::reception::Reception;
 
-/// How long nothing is committed before it is looked, and between two looks, both of which have to find it.
+/// How long nothing is committed before it is looked, and between two looks, both of which have to
+/// find it.
 const INTERVAL: Duration = Duration::from_secs(1);
 const REASON: &str = "What comes before its end waits for rows, or tables, that it has locked.";
 

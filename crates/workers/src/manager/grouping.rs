@@ -37,8 +37,8 @@ impl Kept {
         }
     }
 
-    /// Has it run. If it is not wanted any more, `must_end` has it end; otherwise it does by itself.
-    /// Shortens the manager's rest.
+    /// Has it run. If it is not wanted any more, `must_end` has it end; otherwise it does by
+    /// itself. Shortens the manager's rest.
     fn tend(&mut self, wanted: bool, must_end: bool, wait: &mut Duration) {
         if let Some((handle, started)) = &self.running {
             if handle.status() != worker::Status::Ended {
@@ -143,8 +143,8 @@ impl Grouping {
         self.sequences.tend(shares, true, wait);
     }
 
-    /// Has the versions process run where tables are versioned. Otherwise it ends by itself, once its
-    /// last transaction has ended.
+    /// Has the versions process run where tables are versioned. Otherwise it ends by itself, once
+    /// its last transaction has ended.
     pub(super) fn tend_versions(&mut self, is_wanted: bool, wait: &mut Duration) {
         self.versions.tend(is_wanted, false, wait);
     }

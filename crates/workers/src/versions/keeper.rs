@@ -335,7 +335,8 @@ impl Keeper {
         slot.advance(state, state::FREE)
     }
 
-    /// Carries requests and releases to the sequencer, and its answers back. True if there were any.
+    /// Carries requests and releases to the sequencer, and its answers back. True if there were
+    /// any.
     fn exchange(&mut self) -> bool {
         let mut changed = false;
         while let Some(batch) = self.local.batch() {

@@ -1,16 +1,17 @@
 //! The versions process: one for each database that has versioned tables; started by the manager.
 //!
 //! It numbers the writes of versioned transactions, says when each may take its snapshot, and when
-//! it may commit. Sessions reach it through slots of shared memory (`braid_node::versions` has their
-//! states); each state that a session has left is moved on here, in turns:
+//! it may commit. Sessions reach it through slots of shared memory (`braid_node::versions` has
+//! their states); each state that a session has left is moved on here, in turns:
 //!
 //! 1. New requests go to the sequencer, and so do ends of transactions.
 //! 2. What has become possible is allowed: a snapshot, a commit.
 //! 3. As long as a turn has changed something, another one follows.
 //!
-//! A group with versioned tables has one node with data, so the process has both parts of the rules:
-//! the sequencer and the node ([`braid_versions::Sequencer`], [`braid_versions::Local`]). Both live
-//! in its memory and begin anew with it. Then numbers of the process before are void, in this order:
+//! A group with versioned tables has one node with data, so the process has both parts of the
+//! rules: the sequencer and the node ([`braid_versions::Sequencer`], [`braid_versions::Local`]).
+//! Both live in its memory and begin anew with it. Then numbers of the process before are void, in
+//! this order:
 //!
 //! 1. The start's number is shown. A session with an older one can't ask to commit any more.
 //! 2. Transactions that ran, or had asked to commit, are refused when they do so.

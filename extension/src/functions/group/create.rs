@@ -19,7 +19,8 @@ use super::super::{local, node, required, required_name, run, text, wake_manager
 use super::source::check_own;
 use super::{check_no_group, check_rights, insert_self};
 
-/// braid.create_group(group_name name, node_name name, dsn text, publications text[], adopt boolean)
+/// braid.create_group(group_name name, node_name name, dsn text, publications text[], adopt
+/// boolean)
 #[pg_extern(sql = false)]
 fn create_group(
     group_name: Option<&CStr>,

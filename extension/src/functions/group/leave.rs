@@ -217,8 +217,8 @@ fn remove_node(
 /// A member that stays when another one is removed.
 struct Survivor {
     name: String,
-    /// Up to where it has the other one's transactions, as the 64-bit number that a position is; none
-    /// if it never followed that one. Otherwise why that is not known.
+    /// Up to where it has the other one's transactions, as the 64-bit number that a position is;
+    /// none if it never followed that one. Otherwise why that is not known.
     position: Result<Option<i64>, String>,
 }
 

@@ -271,8 +271,8 @@ impl Moving {
         self.step(MoveStep::Finish)
     }
 
-    /// Has the former nodes of the shard delete its rows. If these are not known, because an earlier
-    /// call has ended the move, all nodes of other sets.
+    /// Has the former nodes of the shard delete its rows. If these are not known, because an
+    /// earlier call has ended the move, all nodes of other sets.
     fn drop_rows(&mut self) -> Outcome<()> {
         let others = match self.former.take() {
             Some(former) => former,

@@ -1,5 +1,5 @@
-//! Where transactions, and segments of such as still run, begin and end: what is open, which objects may stand where, and the
-//! records that say so.
+//! Where transactions, and segments of such as still run, begin and end: what is open, which
+//! objects may stand where, and the records that say so.
 
 use super::{JsonReader, Member, Node, read_lsn, text};
 use crate::json::error::{Inside, JsonErrorKind, Result};

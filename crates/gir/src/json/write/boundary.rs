@@ -1,4 +1,5 @@
-//! Objects that say where a transaction, or a segment of one, begins and ends; and what is said of it in the objects between.
+//! Objects that say where a transaction, or a segment of one, begins and ends; and what is said of
+//! it in the objects between.
 
 use super::{JsonWriter, print, put_lsn, put_string, timestamp_text};
 use crate::prepared::{Prepared, RollbackPrepared};

@@ -1,5 +1,5 @@
-//! The records of a transaction that is parked, and of one that is read as it comes: what they touch,
-//! and which of them are committed already.
+//! The records of a transaction that is parked, and of one that is read as it comes: what they
+//! touch, and which of them are committed already.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -75,7 +75,8 @@ impl Content {
 }
 
 impl Applier {
-    /// As [`Applier::store`], of a transaction that is read as it comes, and without what is committed of it in pieces.
+    /// As [`Applier::store`], of a transaction that is read as it comes, and without what is
+    /// committed of it in pieces.
     pub(super) fn store_as_it_comes(
         &mut self,
         transaction: &mut Transaction,

@@ -35,7 +35,8 @@ enum Outcome {
 }
 
 impl Applier {
-    /// Deal with what is parked, if there is something to do. Only applier 0 does. False when it is time to end.
+    /// Deal with what is parked, if there is something to do. Only applier 0 does. False when it is
+    /// time to end.
     pub(in crate::applier) fn tend_parked(&mut self) -> bool {
         if self.post.number != 0 {
             return true;
@@ -67,12 +68,14 @@ impl Applier {
         }
     }
 
-    /// Try what is asked for, and what has nothing to wait for any more. False when it is time to end.
+    /// Try what is asked for, and what has nothing to wait for any more. False when it is time to
+    /// end.
     fn try_parked(&mut self, asked: u64) -> Result<bool, PgError> {
         let applied = &mut 0;
         let tried = self.try_each(asked, applied);
         let retry = &self.entry.retry;
-        // Whatever it ends with: what has not been tried for an error that may pass would be tried for ever.
+        // Whatever it ends with: what has not been tried for an error that may pass would be tried
+        // for ever.
         if !matches!(tried, Ok(false)) && asked > retry.done.load(Ordering::Acquire) {
             retry.applied.store(*applied, Ordering::Relaxed);
             retry.done.store(asked, Ordering::Release);
@@ -243,7 +246,8 @@ impl Applier {
             );
         }
         let counts = session.counts();
-        // The subscription's position is not before this one's end: it was committed with what is stored.
+        // The subscription's position is not before this one's end: it was committed with what is
+        // stored.
         session.commit(end_lsn)?;
         self.count_committed(1, counts.changes());
         Ok(())

@@ -2,10 +2,10 @@
 //! missed when it comes back.
 //!
 //! No slot can be made at it. But the source of the copy has one there, which keeps all that the
-//! source lacked when it was connected last. So the source confirms no more than that, also when the
-//! member is back, until this node has a copy of that slot. What lies before is in the rows that are
-//! copied from the source; what lies behind comes by the slot, and counts once where it was in the
-//! copy as well.
+//! source lacked when it was connected last. So the source confirms no more than that, also when
+//! the member is back, until this node has a copy of that slot. What lies before is in the rows
+//! that are copied from the source; what lies behind comes by the slot, and counts once where it
+//! was in the copy as well.
 //!
 //! The row of that member in `braid.group_member`, and who moves it:
 //!
@@ -19,8 +19,8 @@
 //! | null | null | enabled | it is a member as any other | |
 //!
 //! The source refuses while it is connected to the member: then this node can't reach one that is
-//! not away. It also refuses if it has joined itself while that member was away: a copy of a copy does
-//! not say what was deleted.
+//! not away. It also refuses if it has joined itself while that member was away: a copy of a copy
+//! does not say what was deleted.
 //!
 //! Rows that the copy brings keep their versions as far back as the source last was in step with
 //! that member (`held_since`): what comes late is compared with them.
@@ -207,8 +207,8 @@ fn copy_slot(peer: &Peer, held: &str, slot: &str) -> Result<String, PgError> {
     })
 }
 
-/// Lets the changes behind the slot's beginning come, and with them the tables that were created there
-/// meanwhile. The holder may have had what is before `end` when this node copied its rows.
+/// Lets the changes behind the slot's beginning come, and with them the tables that were created
+/// there meanwhile. The holder may have had what is before `end` when this node copied its rows.
 fn begin(subscription: &str, (begins, end): (&str, &str), peer: &Peer) -> Result<(), PgError> {
     error::transaction(|| {
         // The holder has all that lies before it, and had it before this node copied its rows.

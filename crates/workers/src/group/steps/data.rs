@@ -22,8 +22,8 @@
 //!
 //! 1. Slots for all members are here before a row is read, that for the source last. So what is
 //!    committed here later streams to all members, with its own version. What streams to some of
-//!    them only, as their slots were there first, is written by the source once more; but a row that
-//!    is deleted here in between stays at those whose slots came later.
+//!    them only, as their slots were there first, is written by the source once more; but a row
+//!    that is deleted here in between stays at those whose slots came later.
 //! 2. The source fixes a time t by this node's clock, and reads here only once all transactions
 //!    have ended that ran at t. So a row has all that was committed before t in it. What comes by
 //!    the stream and is not in it is newer than t. The time holds for some minutes, then there is

@@ -13,8 +13,8 @@
 //! 4. Slots for the others are made here before anything else, so that what is written here reaches
 //!    them.
 //!
-//! A member that is away keeps nobody waiting (`away`): the source has its changes up to a position,
-//! and sees to it that those behind that can still be had.
+//! A member that is away keeps nobody waiting (`away`): the source has its changes up to a
+//! position, and sees to it that those behind that can still be had.
 //!
 //! Members that are added later deal with this node in the same way; this one does not wait for
 //! them. So two that join at once never wait for each other.

@@ -112,9 +112,9 @@ pub(super) fn publications() -> Result<String, PgError> {
         .unwrap_or_else(|| "{braid}".to_owned()))
 }
 
-/// Drops the subscription to a member that was removed, and the slot that it read here, once: its node
-/// may be back as another member, which has made a slot of the same name or goes on with that one.
-/// False while the slot is still read.
+/// Drops the subscription to a member that was removed, and the slot that it read here, once: its
+/// node may be back as another member, which has made a slot of the same name or goes on with that
+/// one. False while the slot is still read.
 fn forget(peer: &Peer, own: &str) -> Result<bool, PgError> {
     if is_by_hand(peer)? {
         error::transaction(|| {

@@ -1,5 +1,6 @@
-//! The steps process: brings this node in line with what its group has agreed. The manager starts it
-//! when `braid.group_is_behind()` says that something is to be done, and it ends when that is done.
+//! The steps process: brings this node in line with what its group has agreed. The manager starts
+//! it when `braid.group_is_behind()` says that something is to be done, and it ends when that is
+//! done.
 //!
 //! Kinds of work, each safe to repeat:
 //!
@@ -155,8 +156,8 @@ pub fn main(argument: pg_sys::Datum) {
     }
 }
 
-/// What is to be done; none if this is no member, or takes no part. A node that has left is no member
-/// any more.
+/// What is to be done; none if this is no member, or takes no part. A node that has left is no
+/// member any more.
 fn look() -> Result<Option<View>, PgError> {
     execute(
         "select braid.forget_members() from braid.group_self where stopped is not null and leave_lsn is not null",

@@ -1,8 +1,8 @@
 //! Copying the schema of a member into this database, which has no tables of users yet.
 //!
-//! `pg_dump --schema-only` of this server's own installation reads it, and one transaction here runs
-//! what it writes. So after a crash nothing of it is here, or all. Connection strings go to pg_dump
-//! by a service file that nobody else can read, and never by its arguments.
+//! `pg_dump --schema-only` of this server's own installation reads it, and one transaction here
+//! runs what it writes. So after a crash nothing of it is here, or all. Connection strings go to
+//! pg_dump by a service file that nobody else can read, and never by its arguments.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
