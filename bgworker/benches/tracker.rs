@@ -1,9 +1,8 @@
-//! What the dependency tracker costs the leader, with 1 to 100,000 transactions waiting:
-//! `make bench-tracker`.
+//! Cost of the dependency tracker for the leader, with 1 to 100,000 waiting transactions: `make
+//! bench-tracker`.
 //!
-//! An element is a key. Keys are hashes as the decoder makes them; transactions are made
-//! beforehand, more of them than fit into a processor's caches together with what the tracker
-//! remembers.
+//! An element is a key. Keys are hashes like the decoder's. Transactions are generated in advance,
+//! so many that they and the tracker's memory exceed a processor's caches.
 #![allow(missing_docs, reason = "criterion's macros make public items")]
 
 use std::hint::black_box;
@@ -11,7 +10,7 @@ use std::hint::black_box;
 use braid_bgworker::dependency::DependencyTracker;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 
-/// What the leader uses.
+/// The leader's capacity.
 const CAPACITY: usize = 200_000;
 const TRANSACTIONS: usize = 1 << 18;
 

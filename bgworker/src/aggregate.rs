@@ -2,22 +2,27 @@
 //! then all of the next, in the order of the tables' first changes. Run by an applier before it
 //! applies a batch in mode `aggregate`.
 //!
-//! Each table has a [`crate::consolidate::Run`] of its own, so many changes of one row become one;
-//! what ends a run ends it for this table only, and the next run of the table follows it. Within a
-//! run no two net changes share a key, so they are put into the order in which they are cheapest:
-//! what goes, what changes, what comes, each by key, as look-ups then walk the index.
+//! Each table has a [`crate::consolidate::Run`] of its own, so many changes of one row become one.
+//! A change that ends a run ends it for its table only; the next run of the table follows. Within a
+//! run no two net changes share a key, so they are sorted into the cheapest order: deletes, then
+//! updates, then inserts, each by key, so that look-ups walk the index.
 //!
-//! | a table here | [`Freedom`] | its changes |
-//! |---|---|---|
-//! | only columns, NOT NULL and plain indexes have a say; one unique key, which the provider hashes | `Rows` | are joined and sorted |
-//! | has more unique keys or one that the provider does not hash, is partitioned, has CHECKs, generated columns, defaults for columns that the provider lacks, triggers that look at their row only | `Table` | are applied one by one in the order in which they were made |
-//! | fires a trigger here that may look at other rows, a foreign key's among them | `Everything` | as that, after all that came before, and before all that comes after |
+//! The definition of the local table decides its [`Freedom`]:
 //!
-//! **What is given up.** The order of changes of different rows and tables inside one local commit,
-//! which only triggers see that look at their row only. Everything else is as in the order of the
-//! source: the property tests compare with that.
+//! - `Rows`: writes depend on nothing but columns, NOT NULL and plain indexes, and the table has
+//!   one unique key, which the provider hashes. Its changes are joined and sorted.
+//! - `Table`: the table has more unique keys or one that the provider does not hash, is
+//!   partitioned, or has CHECKs, generated columns, defaults for columns that the provider lacks,
+//!   or triggers that look at their row only. Its changes are applied one by one, in their original
+//!   order.
+//! - `Everything`: the table fires a trigger that may look at other rows, such as a foreign key's.
+//!   Each of its changes is applied after all earlier changes and before all later ones.
 //!
-//! Not for: whose changes are joined how, and how conflicts are decided ([`crate::consolidate`]).
+//! **What is given up.** The order of changes of different rows and tables inside one local commit.
+//! Only triggers that look at their row only can see it. Everything else is as in the source's
+//! order: the property tests compare with that.
+//!
+//! Not for: how changes are joined, and how conflicts are decided ([`crate::consolidate`]).
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
@@ -25,24 +30,24 @@ use std::collections::HashMap;
 use crate::consolidate::{Action, Change, Ended, Net, Run};
 use crate::table_order::TableOrder;
 
-/// Changes of one run: all that a batch has.
+/// Limit of changes in one run: no limit, as a run may hold all changes of a batch.
 const LIMIT: u32 = u32::MAX;
 
-/// How far the changes of a table may leave their order.
+/// How far the changes of a table may be reordered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Freedom {
-    /// Those of different rows do not order.
+    /// Changes of different rows may be reordered.
     Rows,
-    /// They keep their order, but do not order with those of other tables.
+    /// Changes of the table keep their order among each other, not with those of other tables.
     Table,
-    /// They order with everything.
+    /// Changes of the table keep their order with all changes.
     Everything,
 }
 
 impl Freedom {
-    /// That of a table whose keys and triggers say `order`. `plain`: nothing but its columns, NOT
-    /// NULL and plain indexes have a say in a write. `one_key`: it has one unique key, by which its
-    /// rows are found.
+    /// Returns the freedom of a table with the order `order`. `plain`: only its columns, NOT NULL
+    /// and plain indexes affect a write. `one_key`: it has one unique key, by which its rows are
+    /// found.
     #[must_use]
     pub fn of(order: &TableOrder, plain: bool, one_key: bool) -> Self {
         match order {
@@ -53,12 +58,12 @@ impl Freedom {
     }
 }
 
-/// What is to be done with a table, one after the other.
+/// One step of what to do with a table. Steps run one after the other.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step<K, V> {
-    /// Net changes, whose parts are the numbers that the changes were taken with.
+    /// Net changes. Their parts are the numbers that were passed to [`Aggregate::take`].
     Nets(Vec<Net<K, V>>),
-    /// The change with this number, as it is.
+    /// The change with this number, not joined with others.
     One(u32),
 }
 
@@ -67,7 +72,7 @@ struct Table<K, V> {
     relation: u32,
     steps: Vec<Step<K, V>>,
     run: Run<K, V>,
-    /// Of the run's changes.
+    /// Numbers of the run's changes, in the order in which they were taken.
     numbers: Vec<u32>,
 }
 
@@ -102,7 +107,7 @@ impl<K: Clone + Eq, V: Clone> Aggregate<K, V> {
         self.tables.get_mut(place)
     }
 
-    /// Take the change `number` of a table with [`Freedom::Rows`].
+    /// Takes the change `number` of a table with [`Freedom::Rows`].
     pub fn take(&mut self, number: u32, change: Change<'_, K, V>) {
         let Some(table) = self.table(change.relation) else {
             return;
@@ -119,8 +124,8 @@ impl<K: Clone + Eq, V: Clone> Aggregate<K, V> {
         }
     }
 
-    /// Take the change `number` of a table: after all before it, and before all after it, of this
-    /// table.
+    /// Takes the change `number`, which is applied after all earlier and before all later changes
+    /// of its table.
     pub fn keep(&mut self, number: u32, relation: u32) {
         if let Some(table) = self.table(relation) {
             table.seal();
@@ -128,7 +133,7 @@ impl<K: Clone + Eq, V: Clone> Aggregate<K, V> {
         }
     }
 
-    /// The tables, and what is to be done with each. `order` compares keys, for speed alone.
+    /// Returns the tables, each with its steps. `order` compares keys; it affects speed only.
     #[must_use]
     pub fn finish(self, order: impl Fn(&K, &K) -> Ordering) -> Vec<(u32, Vec<Step<K, V>>)> {
         self.tables
@@ -151,7 +156,7 @@ impl<K: Clone + Eq, V: Clone> Aggregate<K, V> {
 }
 
 impl<K: Clone + Eq, V: Clone> Table<K, V> {
-    /// End the run.
+    /// Ends the run and makes a step of it.
     fn seal(&mut self) {
         if self.run.is_empty() {
             return;
@@ -170,7 +175,7 @@ impl<K: Clone + Eq, V: Clone> Table<K, V> {
     }
 }
 
-/// What goes makes room for what changes, and that for what comes.
+/// Rank of a net change in a run: deletes come before updates, updates before inserts.
 fn kind<K, V>(net: &Net<K, V>) -> u8 {
     match net.action {
         Action::Delete | Action::Vanish => 0,

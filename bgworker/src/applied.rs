@@ -1,38 +1,38 @@
-//! Which transactions are committed here although earlier ones are not. Run by the appliers and the
-//! leader where commits may overtake each other.
+//! Records which transactions are committed locally although earlier ones are not. Run by the
+//! appliers and the leader if commits may overtake each other.
 //!
 //! The position that is stored with a commit is the low-water mark: all transactions that end up to
-//! there were committed before. In the same commit each applier writes down what it has committed
-//! beyond that mark, this commit included, in place of what it wrote before. So whatever part of
-//! the local WAL a crash leaves: of what is in it, nothing is missing from the largest position and
-//! the last notes of all appliers, and nothing else is in them (I1). A commit with nothing
-//! outstanding before it needs no note: its own end is the mark then.
+//! it were committed before. In the same commit each applier records what it has committed beyond
+//! the mark, this commit included. The record replaces the applier's previous one. A crash keeps
+//! some prefix of the local WAL. For each such prefix, the largest stored position and the last
+//! records of all appliers name exactly the commits in it (I1). If no earlier transaction is
+//! outstanding, a commit needs no record: its own end is the new mark.
 //!
-//! Transactions that follow each other at the provider are one range, from where the commit record
-//! of the first starts to where that of the last ends: no other commit record lies there. What
-//! others have committed between an applier's own is part of the range once they have said so:
-//! their commit records are before this one in the local WAL, as those up to the mark are. A note
-//! has a bounded number of ranges, so that it stays a small row; whoever has no room for another
-//! waits for the mark.
+//! Transactions that follow each other at the provider are one range: from the start of the first
+//! commit record to the end of the last one. No other commit record lies in between. A range also
+//! covers transactions in between that other appliers have committed and published as done: their
+//! commit records precede this one in the local WAL, like those up to the mark. A record has a
+//! bounded number of ranges, so that its row stays small. If it is full, the applier waits until
+//! the mark moves.
 
-/// A range: where the first commit record starts, and where the last one ends.
+/// Start of the first commit record, and end of the last one, as LSNs of the provider.
 pub type Range = (u64, u64);
 
-/// Ranges in a note at most: 16 bytes each, and the row is to stay within a quarter of a page.
+/// Most ranges in a record: each has 16 bytes, and the row shall stay within a quarter of a page.
 const MOST: usize = 100;
 
-/// What is committed as one: transactions that follow each other.
+/// Transactions that follow each other and are committed as one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Committing {
-    /// Number of the first.
+    /// Sequence number of the first transaction.
     pub first: u64,
-    /// Number of the last.
+    /// Sequence number of the last transaction.
     pub last: u64,
-    /// Where the first and the last commit record start and end at the provider.
+    /// Start of the first commit record and end of the last one, as LSNs of the provider.
     pub range: Range,
 }
 
-/// Transactions that follow each other, and are committed.
+/// Committed transactions that follow each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Stretch {
     first: u64,
@@ -40,28 +40,28 @@ struct Stretch {
     range: Range,
 }
 
-/// What an applier has committed beyond the low-water mark.
+/// Transactions that an applier has committed beyond the low-water mark.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Applied {
-    /// In this run of the group. In the provider's order.
+    /// Stretches of this run of the group, in the provider's order.
     stretches: Vec<Stretch>,
-    /// In earlier ones, whose numbers are not known any more.
+    /// Ranges of earlier runs, whose sequence numbers are not known any more.
     left: Vec<Range>,
 }
 
-/// What goes with a commit.
+/// Progress that is stored in the same transaction as a commit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Note {
     /// The position to store.
     pub position: u64,
     /// Whether `applied` must be stored too.
     pub is_needed: bool,
-    /// What is so once the commit has happened.
+    /// The applier's state once the commit has happened.
     pub applied: Applied,
 }
 
 impl Applied {
-    /// What an earlier run of the group has left, beyond `mark`.
+    /// Takes over the ranges of an earlier run of the group that end beyond `mark`.
     #[must_use]
     pub fn resume(ranges: impl IntoIterator<Item = Range>, mark: u64) -> Self {
         Self {
@@ -70,7 +70,7 @@ impl Applied {
         }
     }
 
-    /// The ranges.
+    /// Returns all ranges: first those of earlier runs, then those of this run.
     #[must_use]
     pub fn ranges(&self) -> Vec<Range> {
         let own = self.stretches.iter().map(|stretch| stretch.range);
@@ -81,7 +81,7 @@ impl Applied {
         self.stretches.len() + self.left.len()
     }
 
-    /// The same without what ends up to a position.
+    /// Returns a copy without the ranges that end at or before `position`.
     fn beyond(&self, position: u64) -> Self {
         let is_beyond = |range: &Range| range.1 > position;
         Self {
@@ -95,7 +95,8 @@ impl Applied {
         }
     }
 
-    /// Make one of what has nothing between it that is not committed.
+    /// Merges neighbouring stretches if all transactions between them are committed, and drops
+    /// older ranges that a stretch covers.
     fn join(&mut self, is_done: impl Fn(u64) -> bool) {
         self.stretches.dedup_by(|next, stretch| {
             let follows = (stretch.last + 1..next.first).all(&is_done);
@@ -112,8 +113,8 @@ impl Applied {
         });
     }
 
-    /// Whether a commit of what starts with transaction `first` could not be noted while the mark
-    /// is at the position `mark`. `is_done` says which transactions are committed.
+    /// Returns whether a commit that starts with transaction `first` does not fit into the record
+    /// while the mark is at the position `mark`. `is_done` says which transactions are committed.
     #[must_use]
     pub fn is_full(&self, first: u64, mark: u64, is_done: impl Fn(u64) -> bool) -> bool {
         if self.len() < MOST {
@@ -126,8 +127,8 @@ impl Applied {
         kept.len() >= MOST && !is_next
     }
 
-    /// What goes with a commit when the mark is (the number, the position). `is_done` says which
-    /// other transactions are committed: whatever it says is so before this commit.
+    /// Returns what to store with a commit when the mark is at (number, position). `is_done` says
+    /// which other transactions are committed; each of these committed before this commit.
     #[must_use]
     pub fn note(
         &self,
@@ -162,7 +163,7 @@ impl Applied {
     }
 }
 
-/// What all appliers have left beyond the position from which the stream goes on.
+/// Transactions beyond the start position of the stream that the appliers have committed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AppliedAhead {
     /// Sorted; they do not overlap.
@@ -170,14 +171,14 @@ pub struct AppliedAhead {
 }
 
 impl AppliedAhead {
-    /// From the notes of all appliers.
+    /// Collects the records of all appliers.
     #[must_use]
     pub fn new(ranges: impl IntoIterator<Item = Range>, mark: u64) -> Self {
         let mut notes = Applied::resume(ranges, mark).left;
         notes.sort_unstable();
         let mut ranges: Vec<Range> = Vec::with_capacity(notes.len());
         for (begin, end) in notes {
-            // One that was left by an earlier run may lie within one that was made around it.
+            // A range of an earlier run may lie within a later range that covers it.
             match ranges.last_mut() {
                 Some(last) if begin <= last.1 => last.1 = last.1.max(end),
                 _ => ranges.push((begin, end)),
@@ -186,7 +187,8 @@ impl AppliedAhead {
         Self { ranges }
     }
 
-    /// Whether a transaction is committed here whose commit record starts at `commit_lsn`.
+    /// Returns whether the transaction whose commit record starts at `commit_lsn` is committed
+    /// locally.
     #[must_use]
     pub fn contains(&self, commit_lsn: u64) -> bool {
         let after = self
@@ -198,13 +200,13 @@ impl AppliedAhead {
             .is_some_and(|(_, end)| commit_lsn < *end)
     }
 
-    /// How many ranges.
+    /// Returns the number of ranges.
     #[must_use]
     pub fn len(&self) -> usize {
         self.ranges.len()
     }
 
-    /// Whether nothing is.
+    /// Returns whether there is no range.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.ranges.is_empty()
@@ -261,12 +263,12 @@ mod tests {
                 .applied;
         }
         assert_eq!(applied.ranges(), [(30, 35), (50, 55), (90, 95)]);
-        // Number 7 is committed now; 4 and 6 were by others, 8 is not.
+        // This commit is number 7. Others have committed 4 and 6, but not 8.
         let note = applied.note(committing(7, 7), mark, |n| n == 4 || n == 6);
         assert_eq!(note.applied.ranges(), [(30, 75), (90, 95)]);
         let note = note.applied.note(committing(8, 8), mark, nothing);
         assert_eq!(note.applied.ranges(), [(30, 95)]);
-        // What an earlier run has left is within it, or stays.
+        // Ranges of an earlier run are dropped if a stretch covers them, and kept otherwise.
         let left = Applied {
             left: vec![(80, 85), (98, 99)],
             ..note.applied

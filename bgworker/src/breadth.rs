@@ -1,27 +1,28 @@
-//! Whether a subscription's transactions go to all of its appliers or to one of them. Run by the
-//! leader, many times a second.
+//! Decides whether a subscription's transactions go to all of its appliers or to one of them. Run
+//! by the leader, many times a second.
 //!
-//! Where transactions are committed in the provider's order, each applier waits for the others'
-//! commits. Is a transaction long against such a wait, or does it wait for the disk, then several
-//! appliers are faster than one. Is it short, then they are slower: what an applier has in its
-//! processor's caches is worth more than company, above all where processors are few. Which it is
-//! depends on the tables, the load and the machine, so it is tried: while transactions wait, one
-//! applier and all of them take turns for some hundredths of a second each, and the faster way is
-//! kept. It is tried again after a while, less often when that changes nothing.
+//! If transactions are committed in the provider's order, each applier waits for the others'
+//! commits. If transactions are long compared with that wait, or wait for the disk, several
+//! appliers are faster. If they are short, one is: its warm processor caches outweigh parallelism,
+//! above all with few processors. The answer depends on the tables, the load and the machine, so it
+//! is tried out. While transactions wait, one applier and all appliers take turns for some
+//! hundredths of a second each, and the faster way is kept. The trial is repeated after a pause,
+//! which grows if the trial changes nothing.
 //!
-//! One is chosen unless all are faster by a margin, since they cost more processor time. While
-//! nothing waits, nothing is tried: what was found last stays, as each change costs a moment.
+//! All appliers cost more processor time, so they are chosen only if they are faster by a margin.
+//! While no transactions wait, nothing is tried and the last choice stays, as each change costs a
+//! moment.
 //!
 //! Not for: how many appliers there are (`scaling`).
 
 use std::time::Duration;
 
-/// Who takes transactions.
+/// How many appliers take transactions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Breadth {
-    /// One applier.
+    /// One applier takes all transactions.
     One,
-    /// Each of them.
+    /// Each applier takes transactions.
     All,
 }
 
@@ -34,34 +35,34 @@ impl Breadth {
     }
 }
 
-/// Marks and times. The default is the rule as documented.
+/// Thresholds and times. The default is the documented rule.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rule {
-    /// So much of a turn is not counted: what the turn before has begun is still in hand,
+    /// Start of a turn that is not counted, as transactions of the turn before still run,
     pub settle: Duration,
-    /// at least until so many local transactions are committed.
+    /// at least until this many local transactions are committed.
     pub settle_commits: u64,
-    /// A turn is counted for at least so long,
+    /// A turn is counted for at least this long,
     pub window: Duration,
-    /// until so many transactions are committed in it,
+    /// until this many transactions are committed in it,
     pub transactions: u64,
-    /// and so many local ones: a batch counts once, and there are to be many of them, as one more
-    /// or less is not to matter,
+    /// and this many local transactions. A batch counts as one; there must be many of them, so that
+    /// one more or less does not matter.
     pub commits: u64,
-    /// and no longer than this.
+    /// Longest time that a turn is counted.
     pub window_at_most: Duration,
-    /// Turns of each in a trial.
+    /// Turns of each side in a trial.
     pub turns: u32,
-    /// All are chosen instead of one when they are faster by this factor.
+    /// All appliers replace one if they are faster by this factor.
     pub gain: f64,
-    /// All are kept while they are faster by this factor.
+    /// All appliers are kept while they are faster by this factor.
     pub keep: f64,
-    /// So long transactions have to wait before the first trial, and the first with other appliers:
-    /// new processes read their tables' definitions first.
+    /// How long transactions have to wait before the first trial, and before the first one after
+    /// the number of appliers has changed: new processes read their tables' definitions first.
     pub warm_up: Duration,
-    /// And so long before the trial that follows a change.
+    /// Pause before the trial that follows a change.
     pub pause: Duration,
-    /// A trial that changes nothing doubles the time before the next one, up to this.
+    /// A trial that changes nothing doubles the pause, up to this.
     pub pause_at_most: Duration,
 }
 
@@ -84,23 +85,23 @@ impl Default for Rule {
     }
 }
 
-/// What is to be seen at a moment.
+/// Counters at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Look {
-    /// When, on any clock that only goes forwards.
+    /// Time of the reading, on any monotonic clock.
     pub at: Duration,
-    /// Transactions committed here so far.
+    /// Remote transactions committed locally so far.
     pub transactions: u64,
-    /// As how many local transactions, counted from anywhere; it may be behind by a batch for a
+    /// Local transactions committed for these, counted from any start. May lag by a batch for a
     /// moment.
     pub commits: u64,
     /// Work done so far, in any unit: rows and transactions, say.
     pub work: u64,
-    /// Transactions received and not committed here yet.
+    /// Transactions received and not committed locally yet.
     pub in_flight: u64,
 }
 
-/// What a trial has found: work per second.
+/// Result of a trial: work per second.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rates {
     /// With one applier.
@@ -109,7 +110,7 @@ pub struct Rates {
     pub all: f64,
 }
 
-/// Time and work of turns.
+/// Time and work of several turns.
 #[derive(Debug, Clone, Copy, Default)]
 struct Sum {
     time: Duration,
@@ -128,7 +129,7 @@ impl Sum {
     }
 }
 
-/// A turn of a trial: it settles, then it counts.
+/// A turn of a trial: first it settles, then it counts.
 #[derive(Debug, Clone, Copy)]
 enum Turn {
     Settling(Look),
@@ -145,7 +146,7 @@ struct Trial {
     all: Sum,
 }
 
-/// How many more commits there are, of a count that may have begun below zero.
+/// Returns how many commits were added, for a counter that may have begun below zero.
 fn more(from: u64, to: u64) -> u64 {
     to.wrapping_sub(from).cast_signed().max(0).cast_unsigned()
 }
@@ -155,18 +156,18 @@ fn more(from: u64, to: u64) -> u64 {
 pub struct Chooser {
     rule: Rule,
     chosen: Breadth,
-    /// For how long transactions have waited since the last trial.
+    /// How long transactions have waited since the last trial.
     waited: Duration,
-    /// For how long they have to, until the next one.
+    /// How long they have to wait until the next trial.
     pause: Duration,
-    /// When transactions were seen waiting at the last look.
+    /// Time of the last call that saw transactions waiting; `None` if the last call saw none.
     last: Option<Duration>,
     trial: Option<Trial>,
     rates: Option<Rates>,
 }
 
 impl Chooser {
-    /// Start with one.
+    /// Starts with one applier.
     #[must_use]
     pub fn new(rule: Rule) -> Self {
         Self {
@@ -180,13 +181,13 @@ impl Chooser {
         }
     }
 
-    /// What the last trial has found.
+    /// Returns the result of the last trial.
     #[must_use]
     pub fn rates(&self) -> Option<Rates> {
         self.rates
     }
 
-    /// All are more or fewer than they were: what was found is to be looked at again soon.
+    /// Starts over, as the number of appliers has changed: a trial follows soon.
     pub fn forget(&mut self) {
         self.pause = self.rule.warm_up;
         self.waited = Duration::ZERO;
@@ -194,9 +195,9 @@ impl Chooser {
         self.rates = None;
     }
 
-    /// Who is to take transactions from now on.
+    /// Takes a reading and returns how many appliers take transactions from now on.
     pub fn look(&mut self, look: Look) -> Breadth {
-        // One in hand, and another one that could be.
+        // One transaction is being applied, and another one could be.
         if look.in_flight < 2 {
             self.last = None;
             if let Some(trial) = &mut self.trial {

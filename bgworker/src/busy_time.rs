@@ -1,28 +1,28 @@
-//! How busy an applier is: the time that it has spent with something in hand, and what share of the
-//! last seconds that is. In memory that processes share: the applier adds to it, the leader looks
-//! now and then, and any session reads.
+//! How busy an applier is: the time that it has spent on transactions, and its share of the last
+//! seconds. In shared memory: the applier adds to it, the leader samples it now and then, and any
+//! session reads it.
 //!
 //! Times are microseconds, on any clock.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
-/// After a look, for how long there is no other.
+/// Shortest time between two samples.
 const BETWEEN_LOOKS: i64 = 10_000_000;
 
-/// Time with something in hand.
+/// Time that an applier has spent on transactions.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct BusyTime {
-    /// In all, without what is in hand.
+    /// Total of the finished transactions; the current one is not included.
     micros: AtomicU64,
-    /// Two looks at it, the earlier one first.
+    /// When the last two samples were taken, the earlier one first.
     looked_at: [AtomicI64; 2],
-    /// What it was at each.
+    /// Total at each sample.
     seen: [AtomicU64; 2],
 }
 
 impl BusyTime {
-    /// Who is busy starts.
+    /// Starts the clock of a new applier.
     pub fn start(&self, now: i64) {
         self.reset();
         for at in &self.looked_at {
@@ -30,7 +30,7 @@ impl BusyTime {
         }
     }
 
-    /// Nobody is.
+    /// Clears everything: no applier uses it.
     pub fn reset(&self) {
         self.micros.store(0, Ordering::Relaxed);
         for (at, seen) in self.looked_at.iter().zip(&self.seen) {
@@ -39,20 +39,20 @@ impl BusyTime {
         }
     }
 
-    /// What was in hand is done, after so long.
+    /// Adds the time of a finished transaction.
     pub fn add(&self, micros: u64) {
         self.micros.fetch_add(micros, Ordering::Relaxed);
     }
 
-    /// With what is in hand since `since`.
+    /// Returns the total, with the current transaction, which began at `since`.
     fn so_far(&self, now: i64, since: Option<i64>) -> u64 {
         let in_hand = since.map_or(0, |since| now.saturating_sub(since));
         let done = self.micros.load(Ordering::Relaxed);
         done.saturating_add(u64::try_from(in_hand).unwrap_or(0))
     }
 
-    /// See how much it is, unless that was done less than ten seconds ago. `since`: when what is in
-    /// hand was taken.
+    /// Takes a sample, unless the last one is less than ten seconds old. `since`: when the current
+    /// transaction began.
     pub fn look(&self, now: i64, since: Option<i64>) {
         let ([earlier, later], [earlier_seen, later_seen]) = (&self.looked_at, &self.seen);
         let at = later.load(Ordering::Relaxed);
@@ -65,8 +65,9 @@ impl BusyTime {
         later.store(now, Ordering::Relaxed);
     }
 
-    /// Its share of the time since the earlier look, which is ten to twenty seconds where somebody
-    /// looks once a second, or since the start: 0 to 1. `None` before there is any time.
+    /// Returns the busy share (0 to 1) of the time since the earlier sample, or since the start.
+    /// That is ten to twenty seconds if samples are taken once a second. `None` before any time has
+    /// passed.
     #[must_use]
     pub fn share(&self, now: i64, since: Option<i64>) -> Option<f64> {
         let ([at, _], [seen, _]) = (&self.looked_at, &self.seen);

@@ -1,52 +1,53 @@
-//! Rules for single columns: what becomes of a column's value where a change meets a row, whichever
-//! of them wins the rest. Run by the appliers; the names are also checked where rules are set.
+//! Rules for single columns: which value a column gets if a change conflicts with a row, whichever
+//! of them wins the rest. Run by the appliers; the names are also checked when rules are set.
 //!
-//! **A sum** (`delta`) is what all inserts and updates of the row add to it: an insert its value,
-//! an update the difference between its row and the one that its writer saw, which WAL has under
-//! REPLICA IDENTITY FULL. Each change comes once, and addition does not mind the order, so no
-//! version is asked. That is why an insert that meets a row adds too: were the newer one to replace
-//! the older, what was added to the older one since would count on one node only. And why an update
-//! that comes before its insert leaves its difference in the row that it makes: the insert brings
-//! the rest. Null counts as 0. A sum of 0 is null where the value of the row that wins is.
+//! **A sum** (`delta`) adds up what all inserts and updates of the row contribute. An insert
+//! contributes its value. An update contributes the difference between its new row and the row that
+//! its writer saw, which WAL has under REPLICA IDENTITY FULL. Each change arrives once, and
+//! addition is commutative, so versions play no part. So an insert that conflicts with a row adds
+//! too. If the newer insert replaced the older one, later additions to the older one would count on
+//! one node only. And an update that arrives before its insert leaves its difference in the row
+//! that it creates; the insert adds the rest. Null counts as 0. If a sum is 0, it is null if the
+//! winning row has null.
 //!
-//! **A largest or smallest value** (`max`, `min`) is that of all values written; null loses. Local
-//! writers are to do what the rule does: a value that one of them lowers (raises) is so on its own
-//! node only.
+//! **A largest or smallest value** (`max`, `min`) is that of all values written; any value beats
+//! null. Local writers are expected to follow the rule: a value that one of them lowers (raises)
+//! stays changed on its own node only.
 //!
 //! **A register of its own** (`last_update_wins`) has the value of the newest change that wrote the
-//! column, whoever wrote the rest of the row. An insert writes it, an update where its row has
-//! another value than the one that its writer saw. Who wrote the columns of a row is remembered for
-//! as long as an older change can still come ([`takes`]): all that is newer than what comes is
-//! among that, or the row's version tells that there is none.
+//! column, even if another change wrote the rest of the row. An insert writes the column. An update
+//! writes it if the new value differs from the one that its writer saw. The writers of a row's
+//! columns are remembered as long as an older change can still arrive ([`takes`]). A column without
+//! such a record has no newer writer than the row's version.
 //!
-//! **A deletion** ends all of them: it wins or loses by version, like the whole row. What an older
-//! change adds to a row that was deleted and inserted anew is not for that row, and does not count.
-//! A newer update brings a deleted row back as its writer saw it, where a node that had the update
-//! first still has what others added: there nodes can come to differ.
+//! **A deletion** ends all of them: it wins or loses by version, like the whole row. If a row was
+//! deleted and inserted anew, older changes of the deleted row add nothing to the new one. A newer
+//! update brings a deleted row back as its writer saw it. A node that applied the update first
+//! still has what others added, so nodes can come to differ in this case.
 
 use std::str::FromStr;
 
 use crate::conflict::{Action, Decision, Local, Version};
 use crate::resolution::UnknownName;
 
-/// What becomes of a column's value.
+/// The rule that decides a column's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ColumnRule {
     /// The value of the newest change that wrote the column.
     LastUpdateWins,
-    /// Differences add up.
+    /// The sum of all differences.
     Delta,
-    /// The largest of all.
+    /// The largest of all values written.
     Max,
-    /// The smallest of all.
+    /// The smallest of all values written.
     Min,
 }
 
 impl ColumnRule {
-    /// All of them.
+    /// All rules.
     pub const ALL: [Self; 4] = [Self::Delta, Self::Max, Self::Min, Self::LastUpdateWins];
 
-    /// Its name in SQL.
+    /// Returns the rule's name in SQL.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -69,17 +70,17 @@ impl FromStr for ColumnRule {
     }
 }
 
-/// A column's values, of which this module knows nothing else. Null is none of them.
+/// Operations on a column's values, which this module treats as opaque. Null is not among them.
 pub trait Values {
     /// A value.
     type Value: Copy;
-    /// Why there is no sum.
+    /// The error if there is no sum.
     type Error;
 
-    /// `base + (new - old)`, null counting as 0; and whether that is 0.
+    /// Returns `base + (new - old)`, null counting as 0, and whether the result is 0.
     ///
     /// # Errors
-    /// When the sum is not in the column's range, or is none.
+    /// If the sum is outside the column's range or is not a number.
     fn sum(
         &mut self,
         base: Option<Self::Value>,
@@ -87,42 +88,43 @@ pub trait Values {
         old: Option<Self::Value>,
     ) -> Result<(Self::Value, bool), Self::Error>;
 
-    /// Whether both are the same, to the last bit.
+    /// Returns whether both are equal, to the last bit.
     fn is_same(&mut self, one: Self::Value, other: Self::Value) -> bool;
 
-    /// Whether `one` comes after `other`, in an order in which only values that are the same are
+    /// Returns whether `one` comes after `other`, in an order in which only identical values are
     /// equal.
     fn is_after(&mut self, one: Self::Value, other: Self::Value) -> bool;
 }
 
-/// What a change meets.
+/// The local state that a change is merged with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Here<V> {
-    /// A row, with this in the column.
+    /// A row with this value in the column.
     Row(Option<V>),
-    /// The same, of a row whose version is not known: whatever was inserted is in it.
+    /// A row with this value whose version is unknown: it already contains everything that was
+    /// inserted.
     Unversioned(Option<V>),
-    /// No row, and no trace of one: what made it is still to come.
+    /// No row and no tombstone: the change that creates the row is still to arrive.
     Nothing,
-    /// An older deletion.
+    /// A tombstone of an older deletion.
     Deleted,
 }
 
-/// What a change says of the column.
+/// The change's part for the column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Came<V> {
-    /// A row with this value.
+    /// An insert with this value.
     Insert(Option<V>),
-    /// This value instead of the other one.
+    /// An update of the column.
     Update {
-        /// After the change.
+        /// Value after the change.
         new: Option<V>,
-        /// As its writer saw it before; of no meaning but for sums.
+        /// Value before the change as its writer saw it; used for sums only.
         old: Option<V>,
     },
 }
 
-/// Whether a change writes the column.
+/// Returns whether a change writes the column.
 pub fn writes<P: Values>(values: &mut P, came: Came<P::Value>) -> bool {
     match came {
         Came::Insert(_) => true,
@@ -134,16 +136,16 @@ pub fn writes<P: Values>(values: &mut P, came: Came<P::Value>) -> bool {
     }
 }
 
-/// Whether a change that writes a column with a register of its own gives it its value, where there
-/// is a row: unless what wrote it here is newer. That is the `newest` that is remembered, and
-/// `None` where nothing is that may be newer.
+/// Returns whether a change that writes a column with a register of its own sets the value of an
+/// existing row. It does unless a newer change wrote the column. `newest` is the remembered version
+/// of the column's last writer; `None` if nothing remembered can be newer.
 #[must_use]
 pub fn takes(newest: Option<Version<'_>>, remote: Version<'_>) -> bool {
     newest.is_none_or(|newest| newest <= remote)
 }
 
-/// The column's value after a change that is to be written, or, where there is a row, loses. Of a
-/// register of its own `wins` says whether the change gives it its value.
+/// Returns the column's value after a change that is to be written, or that loses against an
+/// existing row. For a register of its own, `wins` says whether the change sets the value.
 ///
 /// # Errors
 /// As [`Values::sum`].
@@ -172,7 +174,7 @@ pub fn merge<P: Values>(
     }
 }
 
-/// The value that is better, and any rather than none.
+/// Returns the better value; any value is better than null.
 fn pick<V: Copy>(
     local: Option<V>,
     new: Option<V>,
@@ -204,7 +206,7 @@ fn add<P: Values>(
         (Some(one), Some(other)) => values.is_same(one, other),
         (one, other) => one.is_none() && other.is_none(),
     };
-    // Not only quicker: of numbers that are equal there may be several.
+    // Not only faster: equal numbers may have several representations.
     let is_left = same(new, old) && !matches!(here, Here::Nothing);
     if is_left && (!wins || local.is_some() == new.is_some()) {
         return Ok(local);
@@ -217,8 +219,8 @@ fn add<P: Values>(
     Ok((!is_zero || winner.is_some()).then_some(sum))
 }
 
-/// Whether a change that meets a row is the very one that made it, by another way: then it adds
-/// nothing.
+/// Returns whether the change that conflicts with a row is the one that made it, arriving by
+/// another way: then it adds nothing.
 #[must_use]
 pub fn is_again(decision: Decision, local: Local<'_>, remote: Version<'_>) -> bool {
     let known =

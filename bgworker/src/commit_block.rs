@@ -1,25 +1,26 @@
-//! Commit timestamps and origins of transactions with consecutive ids, as they are kept in a table
-//! of Braid's own for longer than PostgreSQL has them.
+//! Encoding of commit timestamps and origins of transactions with consecutive ids. Braid keeps them
+//! in its own table for longer than PostgreSQL does.
 //!
-//! Each transaction is a number for its origin (0: nothing is known of it, it was rolled back;
-//! otherwise the origin's own plus one) and, where it committed, by how many microseconds that was
-//! after the one before it in the block. Both in base 128, the lowest seven bits first, the
-//! difference with its sign in the lowest bit: three to five bytes where transactions follow each
-//! other.
+//! Each transaction has one or two numbers. The first is its origin: 0 if nothing is known or it
+//! was rolled back, otherwise the origin's number plus one. If it committed, the second is the
+//! difference in microseconds to the previous commit of the block, with the sign in the lowest bit.
+//! Both are in base 128, the lowest seven bits first. That makes three to five bytes if
+//! transactions follow each other.
 
-/// Transactions in a block. A block starts at a multiple of it.
+/// Transactions in a block. A block starts at a multiple of this number.
 pub const TRANSACTIONS: u64 = 1 << 14;
 
-/// What is known of a transaction that has committed.
+/// Commit of one transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Commit {
-    /// Its time, microseconds; from where on they count is the caller's.
+    /// Commit timestamp in microseconds, from any epoch of the caller.
     pub timestamp: i64,
-    /// Its replication origin's number; 0: this node.
+    /// Number of the replication origin; 0: this node.
     pub origin: u16,
 }
 
-/// The block that has a transaction, and its place there.
+/// Returns the first transaction of the block that a transaction belongs to, and its index in the
+/// block.
 #[must_use]
 pub fn place_of(transaction: u64) -> (u64, usize) {
     let place = transaction % TRANSACTIONS;
@@ -29,7 +30,7 @@ pub fn place_of(transaction: u64) -> (u64, usize) {
     )
 }
 
-/// A block's bytes.
+/// Encodes a block.
 #[must_use]
 pub fn encode(commits: &[Option<Commit>]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(commits.len() * 4);
@@ -50,10 +51,10 @@ pub fn encode(commits: &[Option<Commit>]) -> Vec<u8> {
     bytes
 }
 
-/// What [`encode`] was given; `None` where the bytes are not those of so many transactions.
+/// Decodes what [`encode`] wrote. `None` if the bytes are not exactly `count` transactions.
 #[must_use]
 pub fn decode(mut bytes: &[u8], count: usize) -> Option<Vec<Option<Commit>>> {
-    // Each takes a byte at least.
+    // Each transaction takes a byte at least.
     if bytes.len() < count {
         return None;
     }

@@ -1,36 +1,36 @@
-//! Whether transactions come in the order of their commits, each once.
+//! Checks that transactions arrive in the order of their commits, each once.
 //!
-//! What is committed here says that all before it is here too: a transaction that comes after a
-//! later one would, once that is applied, never be asked for again. One that comes twice only has
-//! to be asked for in its place.
+//! A stored position claims that all earlier transactions are committed locally. So a transaction
+//! that arrives after a later one would be lost once the later one is applied: no restart would
+//! ask for it again. A transaction that arrives twice is harmless: it only has to be skipped.
 
 use std::collections::VecDeque;
 
-/// Commits that are remembered.
+/// Number of commits that are remembered.
 const REMEMBERED: usize = 4096;
 
-/// What a commit is beside those that came before.
+/// How a commit relates to those that arrived before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Arrival {
-    /// After all that came.
+    /// The transaction follows all that have arrived.
     Next,
-    /// It came before, or lies before where the stream began: nothing is missing.
+    /// The transaction arrived before, or ends before the start of the stream: nothing is missing.
     Again,
-    /// It has not come before, and what ends here, behind it, has.
+    /// The transaction is new, but a later one, which ends at this LSN, has already arrived.
     Late(u64),
 }
 
-/// The commits of a stream.
+/// The commits of a stream that have arrived.
 #[derive(Debug)]
 pub struct CommitSequence {
     start: u64,
     last_end: u64,
-    /// Where the last commit records start, in their order.
+    /// Start LSNs of the last commit records, in ascending order.
     recent: VecDeque<u64>,
 }
 
 impl CommitSequence {
-    /// A stream that was asked for from `start` on.
+    /// Returns the state of a stream that was requested from `start` on.
     #[must_use]
     pub fn new(start: u64) -> Self {
         Self {
@@ -40,14 +40,14 @@ impl CommitSequence {
         }
     }
 
-    /// End of the last transaction that has arrived, 0 for none.
+    /// Returns the end LSN of the last transaction that has arrived, 0 for none.
     #[must_use]
     pub fn last_end(&self) -> u64 {
         self.last_end
     }
 
-    /// A transaction arrives whole, whose commit record is at `lsn` and ends at `end_lsn`. Noted if
-    /// it is the next.
+    /// Classifies a complete transaction whose commit record starts at `lsn` and ends at `end_lsn`.
+    /// Remembers it if it is the next.
     pub fn arrive(&mut self, lsn: u64, end_lsn: u64) -> Arrival {
         if lsn >= self.last_end {
             if self.recent.len() == REMEMBERED {

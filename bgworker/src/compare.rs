@@ -1,12 +1,13 @@
-//! Comparing a table with the provider's: how it is cut into ranges, what of two looks at a row is
-//! a difference, and what is written to mend one. Run by the session that calls `braid.compare` or
-//! `braid.repair`; two processes never share anything of it.
+//! Comparing a table with the provider's: how it is divided into ranges, which rows count as
+//! different, and what is written to repair one. Run by the session that calls `braid.compare` or
+//! `braid.repair`; the state is never shared between processes.
 //!
-//! A range is so many rows in the order of the key. Each side says how many rows it has there and
-//! the sum of their hashes. What differs is cut into smaller ranges, until the rows themselves are
-//! worth listing. A row that differs in the lists may still be on its way from one side to the
-//! other: it is a difference when it is found unchanged on both sides, and not equal, after each
-//! side has come past what the other had written at the first look.
+//! A range is a number of rows in the order of the key. For each range, both sides report how many
+//! rows they have and the sum of the rows' hashes. Ranges that differ are divided into smaller
+//! ones, until they are small enough to list the rows. A listed row that differs may only be late:
+//! its change has not been replicated yet. So each such row is read twice. Between the two reads,
+//! each side must have applied everything that the other side had written at the first read. The
+//! row counts as different if it is unchanged on both sides and still unequal.
 
 use std::collections::HashMap;
 use std::num::NonZeroU64;
@@ -14,24 +15,24 @@ use std::time::Duration;
 
 use crate::conflict::Version;
 
-/// Texts of a key's columns.
+/// Values of a key's columns, as text.
 pub type Key = Vec<String>;
 
-/// Rows that are listed one by one rather than cut any further.
+/// Largest range whose rows are listed one by one instead of being divided further.
 pub const LISTED: u64 = 1_000;
-/// Rows of the smallest range, where rows are large.
+/// Rows of the smallest range, if rows are large.
 const SMALLEST: u64 = 50;
 /// Rows of the largest range.
 pub const LARGEST: u64 = 128_000;
-/// Into how many a range is cut that differs.
+/// Number of parts that a differing range is divided into.
 const PARTS: u64 = 8;
-/// A range is to take between these, so that no statement is long and round trips don't count.
+/// Target time of a range: no statement is long, and round trips hardly count.
 const QUICK: Duration = Duration::from_millis(100);
 const SLOW: Duration = Duration::from_millis(400);
-/// Looks at a row that keeps changing before it is given up.
+/// Reads of a row that keeps changing before it is given up.
 pub const LOOKS: u32 = 10;
 
-/// How large ranges are, and how long to pause after each.
+/// Size of the ranges, and the pause after each.
 #[derive(Debug)]
 pub struct Pace {
     rows: u64,
@@ -39,7 +40,7 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// At most so many rows a second.
+    /// Starts with the default size; `per_second` limits the rows per second.
     #[must_use]
     pub fn new(per_second: Option<NonZeroU64>) -> Self {
         Self {
@@ -48,7 +49,7 @@ impl Pace {
         }
     }
 
-    /// Rows of the next range. With a limit it is no more than what a second allows.
+    /// Returns the rows of the next range: with a limit, at most those of one second.
     #[must_use]
     pub fn rows(&self) -> u64 {
         match self.per_second {
@@ -57,7 +58,7 @@ impl Pace {
         }
     }
 
-    /// So many rows took so long. Gives how long to pause.
+    /// Adapts the size after a range of `rows` rows took `time`. Returns how long to pause.
     pub fn took(&mut self, rows: u64, time: Duration) -> Duration {
         if time > SLOW {
             self.rows = (self.rows / 2).max(SMALLEST);
@@ -74,40 +75,40 @@ impl Pace {
     }
 }
 
-/// Keys behind `after`, up to and with `upto`; without these from the first, to the last.
+/// Keys behind `after`, up to and including `upto`. `None` leaves that end open.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Range {
-    /// The last key before it.
+    /// The last key before the range.
     pub after: Option<Key>,
-    /// Its last key.
+    /// The last key of the range.
     pub upto: Option<Key>,
-    /// It is read in pieces of this many rows; `None`: as the pace has it.
+    /// Rows of the parts in which the range is read; `None`: the size that the pace gives.
     pub rows: Option<u64>,
 }
 
-/// What one side has in a range.
+/// One side's answer for a range.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Sum {
-    /// Rows.
+    /// Number of rows.
     pub rows: u64,
-    /// Sum of their hashes.
+    /// Sum of the rows' hashes.
     pub hash: String,
-    /// The key up to which these are, if there may be more behind it.
+    /// Last key that the answer covers, if there may be more rows behind it.
     pub last: Option<Key>,
 }
 
-/// What becomes of a range that both sides have read.
+/// Result of comparing a range that both sides have read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// Both have the same.
+    /// Both sides have the same rows.
     Equal,
-    /// It was cut, and its parts are to be read.
+    /// The range was divided, and its parts are still to be read.
     Cut,
-    /// Its rows are to be listed.
+    /// The rows of this range are to be listed.
     List(Range),
 }
 
-/// The ranges that are still to be read.
+/// Ranges that are still to be read.
 #[derive(Debug)]
 pub struct Ranges {
     todo: Vec<Range>,
@@ -122,24 +123,24 @@ impl Default for Ranges {
 }
 
 impl Ranges {
-    /// None.
+    /// Returns an empty set of ranges.
     #[must_use]
     pub fn none() -> Self {
         Self { todo: Vec::new() }
     }
 
-    /// The range to go on with.
+    /// Returns the range to read next.
     pub fn take(&mut self) -> Option<Range> {
         self.todo.pop()
     }
 
-    /// Nothing is left.
+    /// Returns whether nothing is left to read.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.todo.is_empty()
     }
 
-    /// Put a range back, to be read in pieces of so many rows.
+    /// Adds a range again, to be read in parts of `rows` rows.
     pub fn again(&mut self, range: Range, rows: u64) {
         self.todo.push(Range {
             rows: Some(rows),
@@ -147,8 +148,8 @@ impl Ranges {
         });
     }
 
-    /// This side was asked for `asked` rows of `range`, of which `last` is the last one if there
-    /// may be more. Gives the range that is to be compared; the rest is for later.
+    /// Takes the local answer for `range`: `asked` rows were requested, and `last` is the last one
+    /// if there may be more. Returns the range to compare; the rest is kept for later.
     pub fn cut(&mut self, range: Range, asked: u64, last: Option<&Key>) -> Range {
         let rows = Some(asked);
         match last {
@@ -168,21 +169,20 @@ impl Ranges {
         }
     }
 
-    /// How many rows the other side is asked for in a range of this side's.
+    /// Returns how many rows to request from the provider for a local range.
     #[must_use]
     pub fn ask(range: &Range) -> u64 {
         range.rows.unwrap_or(LISTED).saturating_mul(2)
     }
 
-    /// Both sides have answered for a range.
+    /// Compares both sides' answers for a range.
     pub fn compare(&mut self, range: Range, here: &Sum, there: &Sum) -> Outcome {
         if here.rows == there.rows && here.hash == there.hash {
             return Outcome::Equal;
         }
         let rows = range.rows.unwrap_or(LISTED);
         let range = match &there.last {
-            // The other side has more than it was asked for: what lies behind is a range of its
-            // own.
+            // The provider has more rows than were requested: the rest becomes a range of its own.
             Some(last) if range.upto.as_ref() != Some(last) => {
                 self.todo.push(Range {
                     after: Some(last.clone()),
@@ -203,7 +203,7 @@ impl Ranges {
     }
 }
 
-/// The keys whose rows differ between two lists of keys and hashes.
+/// Returns the keys whose rows differ between two lists of keys and hashes.
 #[must_use]
 pub fn differing(here: Vec<(Key, String)>, there: Vec<(Key, String)>) -> Vec<Key> {
     let mut known: HashMap<Key, String> = here.into_iter().collect();
@@ -217,43 +217,42 @@ pub fn differing(here: Vec<(Key, String)>, there: Vec<(Key, String)>) -> Vec<Key
     keys
 }
 
-/// One side's row under a key.
+/// One side's row for a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Seen {
-    /// Hash of what is compared.
+    /// Hash of the compared columns.
     pub hash: String,
-    /// The transaction that wrote it, at that side.
+    /// Transaction on that side that wrote the row.
     pub xid: String,
-    /// Commit timestamp in microseconds since 1970 and name of the origin node, where they are
-    /// known.
+    /// Commit timestamp in microseconds since 1970 and name of the origin node, if they are known.
     pub version: Option<(i64, String)>,
 }
 
 impl Seen {
-    /// Changes whenever the row does.
+    /// Returns a text that changes whenever the row changes.
     #[must_use]
     pub fn state(&self) -> String {
         format!("{} {}", self.xid, self.hash)
     }
 }
 
-/// What both sides had under a key.
+/// Both sides' rows for one key, from one read.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Sight {
-    /// At this node.
+    /// The local row.
     pub here: Option<Seen>,
-    /// At the provider.
+    /// The provider's row.
     pub there: Option<Seen>,
 }
 
 impl Sight {
-    /// Both have the same row, or none.
+    /// Returns whether both sides have the same row, or none.
     #[must_use]
     pub fn is_equal(&self) -> bool {
         self.here.as_ref().map(|row| &row.hash) == self.there.as_ref().map(|row| &row.hash)
     }
 
-    /// What it is if it is a difference.
+    /// Returns the kind of difference, for the result of `braid.compare`.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match (&self.here, &self.there) {
@@ -264,18 +263,18 @@ impl Sight {
     }
 }
 
-/// What is known of a row that was looked at.
+/// Result of reading a row twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is the same on both sides.
+    /// The row is the same on both sides.
     Equal,
-    /// It is not, and nothing is on its way.
+    /// The row differs, and no change of it is being replicated.
     Differs,
-    /// It moves: look again.
+    /// The row changed in between: read it again.
     Moves,
 }
 
-/// Two looks, between which each side has come past what the other had written at the first.
+/// Judges two reads. Between them each side applied what the other had written at the first read.
 #[must_use]
 pub fn verdict(before: &Sight, now: &Sight) -> Verdict {
     if now.is_equal() {
@@ -287,29 +286,29 @@ pub fn verdict(before: &Sight, now: &Sight) -> Verdict {
     }
 }
 
-/// Who is right.
+/// The side whose row a repair takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
     /// The provider.
     Provider,
-    /// Whoever has the larger version.
+    /// The side with the larger version.
     Newest,
 }
 
-/// What a repair does about a difference.
+/// Action of a repair for one difference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Repair {
-    /// Write the provider's row, which is not here.
+    /// Insert the provider's row, which is missing locally.
     Insert,
-    /// Write the provider's row over the one that is here.
+    /// Overwrite the local row with the provider's.
     Update,
-    /// Remove the row that is here.
+    /// Delete the local row.
     Delete,
-    /// Nothing, for this reason.
+    /// Do nothing, for this reason.
     Keep(&'static str),
 }
 
-/// What a repair does about what both sides have.
+/// Returns the action for one key, given both sides' rows.
 #[must_use]
 pub fn repair(side: Side, sight: &Sight) -> Repair {
     let version = |row: &Seen| row.version.clone();
@@ -336,7 +335,7 @@ pub fn repair(side: Side, sight: &Sight) -> Repair {
     }
 }
 
-/// As it compares with others.
+/// Converts a version to the type that compares.
 #[must_use]
 pub fn as_version((timestamp, origin): &(i64, String)) -> Version<'_> {
     Version {

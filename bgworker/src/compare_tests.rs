@@ -7,7 +7,7 @@ use super::*;
 
 type Rows = BTreeMap<u32, u32>;
 
-/// A side that answers as a server does.
+/// Answers for one side as a server does.
 fn read(rows: &Rows, range: &Range, limit: u64) -> Sum {
     let number = |key: &Key| key.concat().parse::<u32>().unwrap_or(0);
     let (after, upto) = (
@@ -34,7 +34,7 @@ fn read(rows: &Rows, range: &Range, limit: u64) -> Sum {
     }
 }
 
-/// Walk both, and give the keys that lie in lists, and how many rows the longest list had.
+/// Walks both sides. Returns the keys that were listed, and how many rows the longest list had.
 fn walk(here: &Rows, there: &Rows, rows: u64) -> (BTreeSet<u32>, u64) {
     let mut ranges = Ranges::default();
     let (mut listed, mut longest) = (BTreeSet::new(), 0);
@@ -149,15 +149,15 @@ fn what_stands_still_and_differs_is_a_difference() {
     let sight = |here, there| Sight { here, there };
     let old = sight(seen("1", "10", None), seen("2", "20", None));
     assert_eq!(verdict(&old, &old), Verdict::Differs);
-    // The provider's row has come.
+    // The provider's row has been replicated.
     let came = sight(seen("2", "11", None), seen("2", "20", None));
     assert_eq!(verdict(&old, &came), Verdict::Equal);
-    // Written again on either side, with or without another content.
+    // Written again on either side, with or without other contents.
     let moved = sight(seen("1", "10", None), seen("3", "21", None));
     assert_eq!(verdict(&old, &moved), Verdict::Moves);
     let rewritten = sight(seen("1", "12", None), seen("2", "20", None));
     assert_eq!(verdict(&old, &rewritten), Verdict::Moves);
-    // Gone on one side meanwhile, then on both.
+    // Deleted on one side in the meantime, then on both.
     let gone = sight(None, seen("2", "20", None));
     assert_eq!(
         (verdict(&old, &gone), gone.kind()),
@@ -201,7 +201,7 @@ fn the_newest_version_is_repaired_at_the_other_node() {
     assert_eq!(provider(seen("1", "1", new), None), Repair::Delete);
     assert_eq!(provider(None, seen("1", "1", None)), Repair::Insert);
     assert!(matches!(provider(None, None), Repair::Keep(_)));
-    // Of one microsecond the name decides, in byte order.
+    // If timestamps are equal, the name decides, in byte order.
     assert_eq!(
         newest(
             seen("1", "1", Some((1, "a"))),
@@ -221,7 +221,7 @@ fn ranges_grow_until_they_take_long_and_a_limit_pauses() {
     assert_eq!(pace.rows(), LARGEST);
     pace.took(LARGEST, Duration::from_secs(1));
     assert_eq!(pace.rows(), LARGEST / 2);
-    // A short range at the end of a table says nothing.
+    // A short range at the end of a table does not change the size.
     pace.took(3, Duration::from_millis(1));
     assert_eq!(pace.rows(), LARGEST / 2);
     let mut limited = Pace::new(NonZeroU64::new(500));

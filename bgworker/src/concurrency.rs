@@ -1,26 +1,26 @@
-//! Tells whether an incoming change and the row that it meets are concurrent: the change's writer
-//! had not seen that row. Run by the appliers, for the history of conflicts only. Nothing here
-//! decides which of the two stays.
+//! Tells whether an incoming change and the row that it conflicts with are concurrent: the change's
+//! writer had not seen that row. Run by the appliers, for the conflict history only. The result
+//! never decides which of the two stays.
 //!
-//! A writer that updates or deletes a row replaces the newest version that its node has. The
-//! provider reads that version from its table, and sends it if another node wrote it. If this node
-//! has that very version, the writer has seen the row. All other answers rest on causality: a
-//! commit never gets a version older than the rows that it replaces (`crates/node/src/clock.rs`).
+//! A writer that updates or deletes a row replaces the newest version on its node. The provider
+//! reads that version from its table, and sends it if another node wrote it. If the local row has
+//! exactly that version, the writer has seen the row. All other answers rest on causality: a commit
+//! never gets a version older than the rows that it replaces (`crates/node/src/clock.rs`).
 
 use crate::conflict::{Kind, Local, Version};
 
-/// The writer of a change, as far as it is known.
+/// The writer of a change, as far as known.
 #[derive(Debug, Clone, Copy)]
 pub struct Writer<'a> {
-    /// Version of the change.
+    /// The change's version.
     pub version: Version<'a>,
-    /// Version of the row that it replaced, if another node than the writer's had written that.
+    /// Version of the row that the change replaced, if another node wrote that row.
     pub replaced: Option<Version<'a>>,
-    /// Versions alone decide what stays in the table, at every node.
+    /// Every node decides by versions alone which row stays.
     pub by_versions: bool,
 }
 
-/// Returns whether the change and the row here are concurrent; `None` if that is not known, and
+/// Returns whether the change and the local row are concurrent. `None` if that is not known;
 /// `Some(false)` only if the writer has seen this very row.
 #[must_use]
 pub fn concurrent(kind: Kind, local: Local<'_>, writer: Writer<'_>) -> Option<bool> {
@@ -36,12 +36,12 @@ pub fn concurrent(kind: Kind, local: Local<'_>, writer: Writer<'_>) -> Option<bo
             let replaced = writer.replaced?;
             match local {
                 Local::Present(_) if replaced == here => Some(false),
-                // Its node had not come as far as what is here.
+                // The writer's node did not yet have the local row.
                 _ if writer.by_versions && replaced < here => Some(true),
                 _ => None,
             }
         }
-        // Where the change was written, the row was there, or the key was free. Here neither is so.
+        // At the writer, the row existed, or the key was free. Locally neither is the case.
         Kind::InsertExists
         | Kind::UpdateExists
         | Kind::UpdateDeleted
@@ -73,7 +73,7 @@ mod tests {
         let saw = writer(version(20, "b"), Some(here));
         for kind in [Kind::UpdateOriginDiffers, Kind::DeleteOriginDiffers] {
             assert_eq!(concurrent(kind, Local::Present(here), saw), Some(false));
-            // One half of such a row is from elsewhere.
+            // Part of a merged row was written elsewhere.
             assert_eq!(concurrent(kind, Local::Merged(here), saw), None);
         }
     }

@@ -1,4 +1,5 @@
-//! The conflict rules: what an incoming change does to what it meets. Run by the appliers.
+//! The conflict rules: what an incoming change does to the row that it conflicts with. Run by the
+//! appliers.
 //!
 //! Each primary key is one last-writer-wins register. A row version is (commit timestamp, origin),
 //! compared in that order, the origin's name in byte order; it is the *row's* origin, never the
@@ -32,52 +33,52 @@ impl PartialOrd for Version<'_> {
     }
 }
 
-/// What is here under the key of an incoming change.
+/// Local state under the key of an incoming change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Local<'a> {
-    /// No row, and no trace of one.
+    /// No row, and no tombstone.
     Missing,
-    /// No row, but a trace of its deletion by another transaction than this very one (then it is
-    /// missing).
+    /// No row, but a tombstone of a deletion by another transaction. A row that this very
+    /// transaction deleted counts as `Missing`.
     Deleted(Version<'a>),
-    /// A row that this very transaction wrote.
+    /// A row that the current transaction wrote.
     Own,
-    /// A row whose version is not known: it is frozen, or came by the initial copy. Older than
-    /// anything that streams.
+    /// A row without a known version: it is frozen, or was part of the initial copy. Older than any
+    /// streamed change.
     Unversioned,
-    /// A row.
+    /// A row with this version.
     Present(Version<'a>),
-    /// A row that was made here of several by the user's function. Its version is the largest of
-    /// theirs: whoever wrote that one has not seen the others.
+    /// A row that the user's function merged locally from several. Its version is the largest of
+    /// theirs, whose writer has not seen the others.
     Merged(Version<'a>),
-    /// As that, made by this very transaction or batch: never the same change again, whatever the
-    /// version.
+    /// A merged row that the current transaction or batch made. Even a change with its version is
+    /// not a repetition.
     OwnMerged(Version<'a>),
 }
 
 /// A conflict's kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
-    /// An insert meets a row with its key.
+    /// An insert conflicts with a row that has its key.
     InsertExists,
-    /// An update meets a row that another node changed last.
+    /// An update conflicts with a row that another node changed last.
     UpdateOriginDiffers,
-    /// An update's new key is taken by another row.
+    /// The new key of an update belongs to another row.
     UpdateExists,
-    /// An update's row is not here.
+    /// The row of an update does not exist locally.
     UpdateMissing,
-    /// An update's (or insert's) row was deleted here.
+    /// The row of an update (or insert) was deleted locally.
     UpdateDeleted,
-    /// A delete meets a row that another node changed last.
+    /// A delete conflicts with a row that another node changed last.
     DeleteOriginDiffers,
-    /// A delete's row is not here.
+    /// The row of a delete does not exist locally.
     DeleteMissing,
-    /// A row meets several others through different unique keys.
+    /// A row conflicts with several others through different unique keys.
     MultipleUniqueConflicts,
 }
 
 impl Kind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 8] = [
         Self::InsertExists,
         Self::UpdateOriginDiffers,
@@ -89,7 +90,7 @@ impl Kind {
         Self::MultipleUniqueConflicts,
     ];
 
-    /// PostgreSQL 19's name.
+    /// Returns PostgreSQL 19's name of the kind.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -105,33 +106,33 @@ impl Kind {
     }
 }
 
-/// What to do with the incoming change.
+/// Action for the incoming change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// Write it: insert where there is no row, change or delete where there is one.
+    /// Apply the change: insert, update or delete.
     Apply,
-    /// Leave things as they are.
+    /// Keep the local state.
     Keep,
-    /// The user's function is to say. Only from [`crate::resolution::Rules::resolve`].
+    /// Call the user's function. Only from [`crate::resolution::Rules::resolve`].
     Ask,
-    /// It has made a row of both, which is written.
+    /// Write the row that the user's function merged from both.
     Merge,
-    /// It wants neither: the row goes.
+    /// Delete the row, as the user's function wants neither.
     Remove,
 }
 
-/// What was decided.
+/// The decision about one incoming change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Decision {
-    /// What to do.
+    /// Action for the change.
     pub action: Action,
-    /// The conflict to count and record, if it is one.
+    /// The conflict to count and record, if there is one.
     pub conflict: Option<Kind>,
-    /// Why, in words for the history.
+    /// The reason, in words for the history.
     pub reason: &'static str,
 }
 
-/// A change that meets nothing of another origin.
+/// The decision for a change that conflicts with nothing.
 pub const NO_CONFLICT: Decision = Decision {
     action: Action::Apply,
     conflict: None,
@@ -143,8 +144,8 @@ const LOCAL_NEWER: &str = "the local version is newer";
 const DELETED_NEWER: &str = "the row was deleted here by a newer transaction";
 const SAME_VERSION: &str = "both are the same version";
 
-/// The same change again, by another way: it is here already. To write it again would also send it
-/// on again, and around for ever where nodes forward to each other.
+/// The decision for a change that is already applied and arrives again by another way. Writing it
+/// again would also send it again, endlessly if nodes forward to each other.
 const KNOWN: Decision = Decision {
     action: Action::Keep,
     conflict: None,
@@ -164,7 +165,7 @@ fn newer_wins(kind: Kind, local: Version<'_>, remote: Version<'_>) -> Decision {
     }
 }
 
-/// A row that was merged with an earlier change of the transaction in hand.
+/// Decides about a row that was merged with an earlier change of the current transaction.
 fn over_merged(kind: Kind, merged: Version<'_>, remote: Version<'_>) -> Decision {
     let (action, reason) = if remote < merged {
         (Action::Keep, LOCAL_NEWER)
@@ -178,9 +179,9 @@ fn over_merged(kind: Kind, merged: Version<'_>, remote: Version<'_>) -> Decision
     }
 }
 
-/// A row and a change of the same origin are no conflict. Straight from their origin they come in
-/// its commit order, whatever its clock did, and two transactions of one microsecond are told apart
-/// by that; by other ways the version decides.
+/// Decides between a row and a change of the same origin, which are no conflict. Changes that
+/// arrive straight from their origin have its commit order, whatever its clock did; two
+/// transactions of one microsecond are ordered by it too. By other ways the version decides.
 fn same_origin(local: Version<'_>, remote: Version<'_>, from_origin: bool) -> Decision {
     match remote.cmp(&local) {
         _ if from_origin => NO_CONFLICT,
@@ -194,11 +195,12 @@ fn same_origin(local: Version<'_>, remote: Version<'_>, from_origin: bool) -> De
     }
 }
 
-/// Whether a transaction can be committed as one with those before it, of which the last is
-/// `before`; each with `from_origin` as in [`decide_update`]. What the same commit has written is
-/// [`Local::Own`]: it is not compared, as the later change is the newer one. That holds for what
-/// its origin sends as its own. But a deletion of a row that has lost to another one has that row's
-/// version, and is sent when that is found: what was written to the row in between is newer.
+/// Returns whether a transaction can be committed together with those before it, the last of which
+/// is `before`. Each has `from_origin` as in [`decide_update`]. A row that the same commit wrote is
+/// [`Local::Own`]: versions are not compared, as the later change is newer. That holds for the
+/// changes that an origin sends as its own. An exception is the announced deletion of a row that
+/// lost a conflict: it has that row's version but is sent later, so writes to the row in between
+/// are newer.
 #[must_use]
 pub fn joins(before: (Version<'_>, bool), next: (Version<'_>, bool)) -> bool {
     let ((before, from_origin), (next, next_from_origin)) = (before, next);
@@ -207,7 +209,7 @@ pub fn joins(before: (Version<'_>, bool), next: (Version<'_>, bool)) -> bool {
         && (from_origin || next > before)
 }
 
-/// A row comes where one was deleted.
+/// Decides about a row that is written where one was deleted.
 fn over_deletion(
     deleted: Version<'_>,
     remote: Version<'_>,
@@ -227,7 +229,7 @@ fn over_deletion(
     }
 }
 
-/// Last update wins, for an insert. `from_origin` as in [`decide_update`].
+/// Decides about an insert by last update wins. `from_origin` as in [`decide_update`].
 #[must_use]
 pub fn decide_insert(local: Local<'_>, remote: Version<'_>, from_origin: bool) -> Decision {
     match local {
@@ -245,8 +247,8 @@ pub fn decide_insert(local: Local<'_>, remote: Version<'_>, from_origin: bool) -
     }
 }
 
-/// Last update wins, for an update. `from_origin` says that the sender of the stream is the
-/// change's origin, whose commit order then is the order of its versions, whatever its clock did.
+/// Decides about an update by last update wins. `from_origin`: the sender of the stream is the
+/// change's origin. Then the commit order is the order of its versions, whatever its clock did.
 #[must_use]
 pub fn decide_update(local: Local<'_>, remote: Version<'_>, from_origin: bool) -> Decision {
     match local {
@@ -276,9 +278,9 @@ pub fn decide_update(local: Local<'_>, remote: Version<'_>, from_origin: bool) -
     }
 }
 
-/// Last update wins, for a delete. `from_origin` as in [`decide_update`]. For nodes to agree, the
-/// deletion's version has to be remembered also where there is nothing to delete: an older insert
-/// or update may still come, by another stream.
+/// Decides about a delete by last update wins. `from_origin` as in [`decide_update`]. For nodes to
+/// agree, the caller must remember the deletion's version even if there is nothing to delete: an
+/// older insert or update may still arrive by another stream.
 #[must_use]
 pub fn decide_delete(local: Local<'_>, remote: Version<'_>, from_origin: bool) -> Decision {
     match local {
@@ -298,12 +300,14 @@ pub fn decide_delete(local: Local<'_>, remote: Version<'_>, from_origin: bool) -
     }
 }
 
-/// What becomes of a row in a table that is truncated, given what is decided about its deletion: by
-/// [`decide_delete`] and the rules for the table. No function is asked: it stays if it is newer.
+/// Decides about a row in a table that is truncated. `decision` is the decision about the row's
+/// deletion, by [`decide_delete`] and the rules for the table. The user's function is not called:
+/// the row stays if it is newer.
 ///
-/// A row that goes because it is older is no conflict. Mostly the truncating node has seen it; if
-/// not, the row comes there later, meets the truncate, and is recorded. One that goes although it
-/// is newer can't have been seen, and is a conflict here.
+/// Deleting an older row is no conflict. Usually the truncating node has seen the row. If not, the
+/// row arrives at the truncating node later, conflicts with the truncate, and is recorded on that
+/// node. The truncating node cannot have seen a newer row, so deleting one is recorded locally as
+/// a conflict.
 #[must_use]
 pub fn decide_truncated(decision: Decision, local: Local<'_>, remote: Version<'_>) -> Decision {
     let is_newer = match local {
@@ -326,7 +330,7 @@ pub fn decide_truncated(decision: Decision, local: Local<'_>, remote: Version<'_
     }
 }
 
-/// Last update wins, for an update that moves a row to a key under which there is another row.
+/// Decides by last update wins about an update that moves a row to a key that another row has.
 /// `from_origin` as in [`decide_update`].
 #[must_use]
 pub fn decide_new_key(local: Local<'_>, remote: Version<'_>, from_origin: bool) -> Decision {
@@ -348,16 +352,16 @@ pub fn decide_new_key(local: Local<'_>, remote: Version<'_>, from_origin: bool) 
     }
 }
 
-/// Last update wins, between a row that is to be written and one that stands in its way under
-/// another unique key than that by which rows are found. Only one of them can stay: the other
-/// leaves its table.
+/// Decides by last update wins between a row that is to be written and a blocking row: one with an
+/// equal value of another unique key than the one by which rows are found. Only one of them can
+/// stay; the other is deleted.
 #[must_use]
 pub fn decide_in_the_way(kind: Kind, local: Local<'_>, remote: Version<'_>) -> Decision {
     match local {
         Local::Present(version) | Local::Merged(version) if version != remote => {
             newer_wins(kind, version, remote)
         }
-        // Two rows of one version are told apart by the order in which their origin wrote them.
+        // Two rows with the same version: the order in which their origin wrote them decides.
         Local::Present(_) | Local::Merged(_) | Local::Unversioned => Decision {
             action: Action::Apply,
             conflict: Some(kind),
@@ -367,15 +371,15 @@ pub fn decide_in_the_way(kind: Kind, local: Local<'_>, remote: Version<'_>) -> D
     }
 }
 
-/// Whether what an update of this version has left as it was can be taken from the row that is
-/// here: it is the one that the update's writer had, as far as versions tell. Only a row that the
-/// same node wrote last can be, as its changes come in their order.
+/// Returns whether the local row can supply the columns that an update of this version left
+/// unchanged. That requires the row that the update's writer had, as far as versions tell. Only a
+/// row that the same node wrote last qualifies, as that node's changes arrive in order.
 #[must_use]
 pub fn completes(local: Local<'_>, remote: Version<'_>) -> bool {
     match local {
         Local::Own | Local::Unversioned => true,
         Local::Present(version) => version.origin == remote.origin,
-        // One half of such a row is from elsewhere.
+        // Part of a merged row was written elsewhere.
         Local::Merged(_) | Local::OwnMerged(_) | Local::Missing | Local::Deleted(_) => false,
     }
 }
@@ -438,9 +442,9 @@ mod tests {
     fn a_row_of_the_same_origin_is_no_conflict() {
         assert_eq!(decide_update(Local::Present(A), LATER, true), NO_CONFLICT);
         assert_eq!(decide_delete(Local::Present(A), LATER, true), NO_CONFLICT);
-        // Its clock stepped back: the order of its stream decides.
+        // The origin's clock stepped back: the order of its stream decides.
         assert_eq!(decide_update(Local::Present(LATER), A, true), NO_CONFLICT);
-        // The same change again by another way.
+        // The change arrives again by another way.
         assert_eq!(
             decide_update(Local::Present(LATER), A, false).action,
             Action::Keep
@@ -476,7 +480,7 @@ mod tests {
         assert_eq!(truncate(Local::Merged(A), B), gone);
         assert_eq!(truncate(Local::Unversioned, A), gone);
         assert_eq!(truncate(Local::Own, A), gone);
-        // Its own rows, whatever its clock did.
+        // The truncating node's own rows are deleted, whatever its clock did.
         assert_eq!(truncate(Local::Present(LATER), A), gone);
         let stays = (Action::Keep, Some(Kind::DeleteOriginDiffers));
         assert_eq!(truncate(Local::Present(LATER), B), stays);

@@ -1,55 +1,68 @@
 //! Joins the changes of several whole transactions, in the provider's commit order, into one net
 //! change for each row, and groups these by table. Run by an applier before it applies a batch.
 //!
-//! A [`Run`] takes changes until one comes that it can't take in any order with what it has; then
-//! it is applied, and the next one starts. Within a run no two net changes share a unique key (by
-//! hash, as in the writeset), so they may be applied in any order, table by table, or at once. What
-//! ends a run: a barrier (truncate, unknown keys, a table that this node orders by itself), a
-//! change of a key that another row of the run has had, a change of a row whose key has changed in
-//! the run, a change of a row in another shape than its earlier ones (the provider's table was
-//! altered: its columns may be others, or in other places), a change whose version does not follow
-//! from the row's last one, a hash that two keys share, and its limit.
+//! A [`Run`] takes changes as long as they may be applied in any order with the others in it. Then
+//! the run is applied, and the next one starts. Within a run no two net changes share a unique key
+//! (by hash, as in the writeset), so they may be applied in any order, table by table, or at once.
+//! A run ends at:
+//!
+//! - a barrier: truncate, unknown keys, or a table that this node orders by itself;
+//! - a change of a key that another row of the run has had;
+//! - a change of a row whose key has changed in the run;
+//! - a change of a row in another shape than its earlier ones: the provider's table was altered, so
+//!   its columns may differ or be in other places;
+//! - a change whose version does not follow from the row's last one;
+//! - a hash that two keys share;
+//! - its limit.
+//!
+//! How two changes of one row are joined:
 //!
 //! | first | then | net |
-//! |---|---|---|
+//! | --- | --- | --- |
 //! | insert | update | insert |
-//! | insert | delete | vanish: no row, but the trace of its deletion |
-//! | update | update | one update; a column that the later one does not have is the earlier one's |
+//! | insert | delete | vanish: no row, only a tombstone |
+//! | update | update | one update; a column that the later one lacks is the earlier one's |
 //! | update | delete | delete |
-//! | delete | insert | replace: the row as if new, columns that only this node has at their defaults |
+//! | delete | insert | replace: as a new row; columns that only this node has get defaults |
 //! | update that changes the key | anything | not joined |
 //!
-//! **Conflicts.** With `last_update_wins` the net result is what applying the changes one after the
-//! other gives, the row's final version included, if the applier goes by two rules. It decides the
-//! conflict with [`Net::first`], the first change's operation and version: if that is to be
-//! applied, and is no conflict, then so are all the others, since each finds the row that the one
-//! before has left. The row then gets [`Net::version`], the last one's. In all other cases it
-//! applies [`Net::parts`] one by one. Were a conflict decided once for all, a change that should
-//! have lost would win with a later one's version, a value that only it has would get in, and of
-//! several losers one would be recorded. A vanished row leaves a deletion's trace: an older change
-//! from a third node must not bring it back. Who can't leave one without a row applies the parts.
+//! **Conflicts.** With `last_update_wins` the net result equals that of applying the changes one
+//! after the other, the row's final version included. For that, the applier follows two rules:
 //!
-//! **What is given up.** States between a run's transactions are never visible, and a commit here
-//! stands for several there; triggers and `RETURNING`-like side effects see one change for each row
-//! instead of all. Nothing else: each row ends with the same values and version. Grouping by table
-//! gives up the order between tables inside a run, which only matters to triggers and to foreign
-//! keys where these are made to be checked here; such tables have barriers
+//! 1. It decides the conflict with [`Net::first`], the first change's operation and version. If
+//!    that change is to be applied, and is no conflict, then so are all the others, since each
+//!    finds the row that the one before has left. The row then gets [`Net::version`], the last
+//!    change's.
+//! 2. In all other cases it applies [`Net::parts`] one by one.
+//!
+//! If one decision covered all changes, three things would go wrong. A change that should have lost
+//! would win with a later one's version. A value that only that change has would be written. And of
+//! several losers only one would be recorded.
+//!
+//! A vanished row leaves a tombstone: an older change from a third node must not bring it back. An
+//! applier that cannot write a tombstone without a row applies the parts.
+//!
+//! **What is given up.** States between a run's transactions are never visible, and one local
+//! commit stands for several of the provider's. Triggers and `RETURNING`-like side effects see one
+//! change for each row instead of all. Nothing else: each row ends with the same values and
+//! version. Grouping by table gives up the order between tables inside a run. That only matters to
+//! triggers, and to foreign keys if these are checked on this node; such tables have barriers
 //! ([`crate::table_order`]).
 //!
-//! Not for: reading rows. A column is whatever the caller takes for one, for example where its
-//! bytes are.
+//! Not for: reading rows. A column is any value of the caller's, for example the position of its
+//! bytes.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// What a change does.
+/// The kind of a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation {
-    /// A row comes.
+    /// Insert of a row.
     Insert,
-    /// A row changes.
+    /// Update of a row.
     Update,
-    /// A row goes.
+    /// Delete of a row.
     Delete,
 }
 
@@ -67,38 +80,38 @@ pub struct Version {
 pub struct Change<'c, K, V> {
     /// The table.
     pub relation: u32,
-    /// A number for which columns it has there, and where.
+    /// A number for the set and places of the columns that the provider's table has.
     pub shape: u32,
-    /// What it does.
+    /// The kind of the change.
     pub operation: Operation,
-    /// It orders with every other change of its table.
+    /// The change orders with every other change of its table.
     pub barrier: bool,
-    /// Hashes of all its unique keys, before and after.
+    /// Hashes of all unique keys of the row, before and after.
     pub hashes: &'c [u64],
-    /// The key by which its row is found, exactly; of an update, before it.
+    /// The exact key by which the row is found; for an update, before the change.
     pub key: K,
-    /// An update that changes that key.
+    /// The change is an update that changes that key.
     pub moves: bool,
-    /// The row after it; `None` in a column that is as it was. Empty for a delete.
+    /// The row after the change; `None` for an unchanged column. Empty for a delete.
     pub columns: Vec<Option<V>>,
-    /// Its version.
+    /// Version of the change.
     pub version: Version,
-    /// It comes from its origin itself, in that one's commit order.
+    /// The change comes from its origin itself, in the origin's commit order.
     pub from_origin: bool,
 }
 
-/// What is to be done to a row.
+/// The net action on a row.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action<V> {
-    /// Insert it.
+    /// Insert the row.
     Insert(Vec<Option<V>>),
-    /// Change these columns.
+    /// Update these columns.
     Update(Vec<Option<V>>),
-    /// Change all columns, those that only this node has to their defaults.
+    /// Update all columns; those that only this node has get their defaults.
     Replace(Vec<Option<V>>),
-    /// Delete it.
+    /// Delete the row.
     Delete,
-    /// It came and went. Nothing to write but the trace of its deletion.
+    /// Write only a tombstone: the row was inserted and deleted within the run.
     Vanish,
 }
 
@@ -107,36 +120,36 @@ pub enum Action<V> {
 pub struct Net<K, V> {
     /// The table.
     pub relation: u32,
-    /// The row's key, before.
+    /// The row's key before the changes.
     pub key: K,
-    /// What to do.
+    /// The action on the row.
     pub action: Action<V>,
-    /// The first of the changes that were joined, by which conflicts are decided.
+    /// The first of the joined changes, which decides conflicts.
     pub first: (Operation, Version),
-    /// The version of the last one, which is the row's.
+    /// Version of the last change, which becomes the row's.
     pub version: Version,
     /// Numbers of the changes, in the order in which they were pushed, from 0.
     pub parts: Vec<u32>,
 }
 
-/// Why a run takes no more. The change was not taken.
+/// Why a run takes no more changes. The refused change is not part of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
-    /// The change is a barrier: it is to be applied as it is, alone, after this run.
+    /// The change is a barrier: it is applied alone, after this run.
     Barrier,
-    /// Another row of the run has had one of its keys.
+    /// Another row of the run has had one of the change's keys.
     SharedKey,
-    /// Its row has had, or now gets, another key.
+    /// The row's key has changed in the run, or this change of an earlier changed row changes it.
     KeyChange,
-    /// It has other columns than its row's changes before it.
+    /// The change has other columns than earlier changes of its row.
     Shape,
-    /// Its version does not follow from that of its row's last change.
+    /// The change's version does not follow from that of the row's last change.
     Version,
-    /// The run is as large as it may be.
+    /// The run has reached its limit.
     Full,
 }
 
-/// Hashes are good as they are.
+/// Uses the hashes as they are.
 #[derive(Debug, Default, Clone)]
 struct AsItIs(u64);
 
@@ -167,24 +180,24 @@ struct Row<K, V> {
     version: Version,
     from_origin: bool,
     parts: Vec<u32>,
-    /// `None` when it is deleted.
+    /// `None` if the row is deleted.
     columns: Option<Vec<Option<V>>>,
-    /// It was deleted in between.
+    /// The row was deleted in the run and inserted again.
     anew: bool,
 }
 
-/// Changes that are being joined.
+/// Changes of one run.
 #[derive(Debug)]
 pub struct Run<K, V> {
     rows: Vec<Row<K, V>>,
-    /// Which row has had a key.
+    /// Index of the row that has had a key, by the key's hash.
     owners: HashMap<u64, usize, BuildHasherDefault<AsItIs>>,
     pushed: u32,
     limit: u32,
 }
 
 impl<K: Clone + Eq, V: Clone> Run<K, V> {
-    /// An empty run of at most `limit` changes.
+    /// Returns an empty run of at most `limit` changes.
     #[must_use]
     pub fn new(limit: u32) -> Self {
         Self {
@@ -195,31 +208,31 @@ impl<K: Clone + Eq, V: Clone> Run<K, V> {
         }
     }
 
-    /// Changes that were taken.
+    /// Returns the number of changes taken.
     #[must_use]
     pub fn changes(&self) -> u32 {
         self.pushed
     }
 
-    /// Whether nothing was taken yet.
+    /// Returns whether no change was taken yet.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.pushed == 0
     }
 
-    /// Take the next change.
+    /// Takes the next change.
     ///
     /// # Errors
-    /// Why the run has ended. [`Run::finish`] then gives what it has; the change belongs to the
-    /// next run, or is a barrier.
+    /// The reason why the run has ended. [`Run::finish`] then returns the net changes; the refused
+    /// change belongs to the next run, or is a barrier.
     pub fn push(&mut self, change: Change<'_, K, V>) -> Result<(), Ended> {
         self.offer(change).map_err(|(ended, _)| ended)
     }
 
-    /// As [`Run::push`].
+    /// Takes the next change, as [`Run::push`] does.
     ///
     /// # Errors
-    /// The change is given back too.
+    /// The error returns the refused change as well.
     pub fn offer<'c>(&mut self, change: Change<'c, K, V>) -> Result<(), (Ended, Change<'c, K, V>)> {
         if change.barrier {
             return Err((Ended::Barrier, change));
@@ -243,7 +256,7 @@ impl<K: Clone + Eq, V: Clone> Run<K, V> {
         Ok(())
     }
 
-    /// The row that a change belongs to, or the next free place.
+    /// Returns the index of the row that a change belongs to, or the next free one.
     fn place_for(&self, change: &Change<'_, K, V>) -> Result<usize, Ended> {
         let mut owners = change
             .hashes
@@ -279,7 +292,7 @@ impl<K: Clone + Eq, V: Clone> Run<K, V> {
         Ok(place)
     }
 
-    /// The net changes, in the order of each row's first change.
+    /// Returns the net changes, in the order of each row's first change.
     #[must_use]
     pub fn finish(self) -> Vec<Net<K, V>> {
         self.rows.into_iter().map(Row::net).collect()
@@ -318,8 +331,8 @@ impl<K, V> Row<K, V> {
                     }
                 }
             }
-            // An insert over a row, or an update of none, is what no provider sends; the later one
-            // counts.
+            // No provider sends an insert over a row, or an update of a missing row; the later
+            // change counts.
             (Operation::Insert | Operation::Update, _) => self.columns = Some(change.columns),
         }
     }
@@ -345,9 +358,8 @@ impl<K, V> Row<K, V> {
     }
 }
 
-/// Group a run's net changes for bulk apply: table by table in the order of their first changes, in
-/// each table first what goes, then what changes, then what comes; otherwise in the order that they
-/// had.
+/// Groups a run's net changes for bulk apply: table by table in the order of their first changes;
+/// in each table deletes, then updates, then inserts. The sort is stable.
 pub fn group_by_table<K, V>(nets: &mut [Net<K, V>]) {
     let mut order: HashMap<u32, usize> = HashMap::new();
     for net in nets.iter() {
@@ -452,7 +464,7 @@ mod tests {
         let mut barrier = change(Operation::Update, 2, &[Some(1)], 2);
         barrier.barrier = true;
         assert_eq!(run.push(barrier), Err(Ended::Barrier));
-        // Another row with a key of the first one.
+        // Another row has a key of the first one.
         let mut shared = change(Operation::Insert, 2, &[Some(1)], 2);
         shared.hashes = &[2, 1];
         assert_eq!(run.push(shared.clone()), Err(Ended::SharedKey));

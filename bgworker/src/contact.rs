@@ -1,53 +1,53 @@
 //! When the leader last heard from its provider and last reported to it, and what follows from
 //! that. Run by the leader.
 //!
-//! A provider that says nothing is asked for a sign of life, and given up after a while. A provider
+//! A silent provider is asked for a reply, and after a while the connection is given up. A provider
 //! that hears nothing does the same with this node. Not for: what a report says (`progress`).
 
 use std::time::{Duration, Instant};
 
-/// While nobody reads what the provider asks for, reports are at most this far apart: well within
-/// any `wal_sender_timeout`.
+/// While the leader does not read the provider's requests, reports are at most this far apart: well
+/// within any `wal_sender_timeout`.
 const LONGEST_UNASKED: Duration = Duration::from_millis(500);
 
-/// The two ends' last words.
+/// Times of the last message from and the last report to the provider.
 #[derive(Debug)]
 pub struct Contact {
     heard: Instant,
     reported: Instant,
-    /// The provider was asked for a sign of life and has said nothing since.
+    /// The provider was asked for a reply and has sent nothing since.
     has_asked: bool,
-    /// The provider is to be given a report at once.
+    /// A report is due at once.
     owes_report: bool,
 }
 
 /// The reason for a report.
 #[derive(Debug, Clone, Copy)]
 pub struct News {
-    /// Positions are others than in the last report.
+    /// Positions have changed since the last report.
     pub moved: bool,
-    /// Nothing is received and not applied.
+    /// Everything that was received is applied.
     pub idle: bool,
-    /// Reports of positions that move need not be closer.
+    /// Shortest time between reports while positions change.
     pub pause: Duration,
-    /// Reports are at most so far apart; `None`: they may be.
+    /// Longest time between reports; `None`: no limit.
     pub longest: Option<Duration>,
 }
 
 /// The answer to a provider's silence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Silence {
-    /// Nothing.
+    /// Do nothing.
     Bear,
-    /// The provider is to be asked for a sign of life.
+    /// Ask the provider for a reply.
     Ask,
-    /// The connection is lost.
+    /// Give up the connection as lost.
     GiveUp,
 }
 
 impl Contact {
-    /// The connection was just made. The provider is to be told at once that this node is there,
-    /// and how far it is.
+    /// Starts with a new connection. The first report is due at once, so that the provider learns
+    /// how far this node is.
     #[must_use]
     pub fn new(now: Instant) -> Self {
         Self {
@@ -58,34 +58,35 @@ impl Contact {
         }
     }
 
-    /// A message has come.
+    /// Records that a message has arrived.
     pub fn heard(&mut self, now: Instant) {
         self.heard = now;
         self.has_asked = false;
     }
 
-    /// Nobody has looked for messages up to now: the provider's silence counts from here.
+    /// Restarts the provider's silence: the leader has not read messages up to now.
     pub fn looked_away(&mut self, now: Instant) {
         self.heard = now;
     }
 
-    /// How long the provider has said nothing.
+    /// Returns how long the provider has been silent.
     #[must_use]
     pub fn silence(&self, now: Instant) -> Duration {
         now.saturating_duration_since(self.heard)
     }
 
-    /// The provider wants a report.
+    /// Makes a report due, as the provider wants one.
     pub fn owe_report(&mut self) {
         self.owes_report = true;
     }
 
-    /// The provider may want a report, which nobody reads meanwhile.
+    /// Makes a report due after some time, in case the provider has asked for one while the leader
+    /// did not read.
     pub fn report_unasked(&mut self, now: Instant) {
         self.owes_report |= now.saturating_duration_since(self.reported) > LONGEST_UNASKED;
     }
 
-    /// Whether a report is due.
+    /// Returns whether a report is due.
     #[must_use]
     pub fn is_due(&self, now: Instant, news: News) -> bool {
         let since = now.saturating_duration_since(self.reported);
@@ -94,14 +95,14 @@ impl Contact {
             || news.longest.is_some_and(|longest| since > longest)
     }
 
-    /// A report is sent.
+    /// Records that a report was sent.
     pub fn reported(&mut self, now: Instant) {
         self.reported = now;
         self.owes_report = false;
     }
 
-    /// Judges the provider's silence: it is given up after `timeout`, if there is one, and asked
-    /// after `patience`. An answer of [`Silence::Ask`] counts as a question.
+    /// Judges the provider's silence: gives up after `timeout`, if there is one, and asks after
+    /// `patience`. Returns [`Silence::Ask`] once for each silence.
     pub fn judge(
         &mut self,
         now: Instant,
@@ -118,8 +119,8 @@ impl Contact {
         }
     }
 
-    /// How long neither a question, the end of patience nor a report is due, if nothing comes;
-    /// `None`: for ever. The arguments are those of `judge` and `is_due`.
+    /// Returns how long neither a question, nor the timeout, nor a report is due if nothing
+    /// arrives; `None`: for ever. The arguments are those of `judge` and `is_due`.
     #[must_use]
     pub fn time_to_rest(
         &self,

@@ -1,27 +1,27 @@
-//! What the copy of a table has of another node's transactions, where that node's own stream brings
-//! them here as well.
+//! The transactions of a third node that a table's copy contains, if that node's own stream
+//! delivers them too.
 //!
-//! The provider says it at a moment when nobody can write to the table: how far it has applied the
-//! other node's transactions, which ones beyond that, and which ones it has set aside. Positions
-//! are those of the other node's WAL, the same for all who read it. So each transaction is known by
-//! where its commit record starts, and is in the copy or is not.
+//! The provider reports three things at a moment when nobody can write to the table: how far it has
+//! applied the third node's transactions, which later ones it has applied, and which ones it has
+//! parked. Positions are those of the third node's WAL, and mean the same to everyone who reads it.
+//! So the start of a transaction's commit record tells whether the copy contains it.
 
 use braid_gir::parse_lsn;
 
-/// Of one node's transactions, those that a copy has.
+/// The transactions of one node that a copy contains.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CopiedPosition {
-    /// All whose commit records start before this.
+    /// The copy contains all transactions whose commit records start before this LSN,
     up_to: u64,
-    /// And those that start in one of these: from the first position to before the second.
+    /// and those that start in one of these half-open intervals,
     beyond: Vec<(u64, u64)>,
-    /// Without those that start at one of these.
+    /// without those that start at one of these LSNs.
     missing: Vec<u64>,
 }
 
 impl CopiedPosition {
-    /// From positions as PostgreSQL writes them: one; pairs; any number. The lists are separated by
-    /// commas. `None` for anything else.
+    /// Parses LSNs in PostgreSQL's format: `up_to` is one, `beyond` are pairs, `missing` is any
+    /// number. The lists are separated by commas. `None` for anything else.
     #[must_use]
     pub fn parse(up_to: &str, beyond: &str, missing: &str) -> Option<Self> {
         let list = |text: &str| -> Option<Vec<u64>> {
@@ -37,7 +37,8 @@ impl CopiedPosition {
         })
     }
 
-    /// Whether a transaction is in the copy whose commit record starts at `commit_lsn`.
+    /// Returns whether the copy contains the transaction whose commit record starts at
+    /// `commit_lsn`.
     #[must_use]
     pub fn has(&self, commit_lsn: u64) -> bool {
         let is_applied = commit_lsn < self.up_to
@@ -48,13 +49,13 @@ impl CopiedPosition {
         is_applied && !self.missing.contains(&commit_lsn)
     }
 
-    /// No transaction that commits at `lsn` or later is in the copy.
+    /// Returns whether the copy contains no transaction that commits at `lsn` or later.
     #[must_use]
     pub fn ends_before(&self, lsn: u64) -> bool {
         self.end() <= lsn
     }
 
-    /// Up to where it says anything.
+    /// Returns the LSN from which on the copy contains no transaction.
     #[must_use]
     pub fn end(&self) -> u64 {
         let beyond = self.beyond.iter().map(|(_, end)| *end).max().unwrap_or(0);

@@ -1,41 +1,41 @@
-//! What is asked of a provider to copy a table: of all that is published, the rows, their versions,
-//! and what was deleted.
+//! The queries that copy a table from a provider: its published rows, their versions, and the
+//! tombstones of deleted rows.
 
 use crate::key_columns::{self, KeyColumn};
 use crate::sql_text::{quote_identifier, quote_literal};
 
-/// What is published of a table.
+/// The part of a table that is published.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Published {
     /// Schema.
     pub namespace: String,
     /// Table.
     pub name: String,
-    /// Names of the columns that are sent.
+    /// Names of the published columns.
     pub columns: Vec<String>,
-    /// Those of them that are part of the primary key, or of a replica identity that is an index.
+    /// Published columns of the primary key, or of a replica identity that is an index.
     pub keys: Vec<String>,
-    /// Rows for which one of these is true; all rows when there is none.
+    /// Row filters: a row is published if one of them is true; without filters all rows are.
     pub filters: Vec<String>,
     /// The provider's table is partitioned.
     pub partitioned: bool,
-    /// At the provider.
+    /// The table's OID at the provider.
     pub oid: u32,
-    /// Rows that are not copied.
+    /// Rows that are left out of the copy.
     pub own: Option<OwnRows>,
-    /// The table is routed: a condition for the rows that belong to this node, which alone are
+    /// If the table is routed: a condition for the rows that belong to this node. Only these are
     /// copied.
     pub routed: Option<String>,
     /// A generated column is among the columns.
     pub generated: bool,
-    /// Rows, by an estimate.
+    /// Estimated number of rows.
     pub rows: Option<i64>,
     /// Bytes on the provider's disk.
     pub bytes: Option<i64>,
 }
 
-/// Rows of which this node has written the latest version after a time: it has them, whatever
-/// became of them since.
+/// Rows whose latest version after a given time was written by this node. This node has had them,
+/// whatever happened to them since.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OwnRows {
     /// Name of this node.
@@ -45,7 +45,8 @@ pub struct OwnRows {
 }
 
 impl Published {
-    /// The COPY command. Its encoding is given apart from the connection's, in which names travel.
+    /// Returns the COPY command. It names the data's encoding, since the connection's encoding is
+    /// only that of names.
     #[must_use]
     pub fn command(&self, columns: &[String], encoding: &str) -> String {
         let columns: Vec<String> = columns.iter().map(|name| quote_identifier(name)).collect();
@@ -64,8 +65,8 @@ impl Published {
         )
     }
 
-    /// The query for the provider's columns ([`key_columns`]). Columns with these names come with
-    /// the way in which they are compared.
+    /// Returns the query for the provider's columns ([`key_columns`]). For the columns `names` its
+    /// result also says how they are compared.
     #[must_use]
     pub fn key_query(&self, names: &[&str]) -> String {
         let names: Vec<String> = names.iter().map(|name| quote_literal(name)).collect();
@@ -75,9 +76,9 @@ impl Published {
         )
     }
 
-    /// The query that counts rows with these keys which sessions of the provider have written since
-    /// a snapshot, given as the text of a `pg_snapshot`. A key is columns and their values;
-    /// `columns` are the answer to [`Self::key_query`].
+    /// Returns the query that counts rows with these keys that local sessions of the provider have
+    /// written since a snapshot, the text of a `pg_snapshot`. A key is a list of columns and
+    /// values; `columns` is the result of [`Self::key_query`].
     #[must_use]
     pub fn later_query(
         &self,
@@ -97,7 +98,7 @@ impl Published {
             keys.join(" or ")
         };
         let writer = format!("{}.xmin", self.qualified());
-        // The full id, of which a row has the lower half.
+        // The full transaction id, of which the row's xmin is the lower half.
         let newest = "pg_snapshot_xmax(pg_current_snapshot())::text::bigint";
         let id =
             format!("({newest} - (({newest} - {writer}::text::bigint) & 4294967295))::text::xid8");
@@ -109,14 +110,14 @@ impl Published {
         format!("select count(*) {}", self.rows_clause_with(Some(condition)))
     }
 
-    /// The COPY command for the versions of the rows that were written since `since` (seconds since
-    /// 1970-01-01 UTC), and of all that were merged: hash of the key, each of them where there are
-    /// two, microseconds since then, whether it was merged, node.
+    /// Returns the COPY command for the versions of the rows that were written since `since`
+    /// (seconds since 1970-01-01 UTC), and of all merged rows. Fields: hash of the key (a row with
+    /// two hashes has two lines), microseconds since 1970, whether the row is merged, node.
     #[must_use]
     pub fn versions_command(&self, since: i64) -> String {
         let table = self.qualified();
         // The transaction that merged a row may be older than the row's version, and much older
-        // than what is still to come.
+        // than changes that are still to arrive.
         let lately = format!(
             "(braid.commit_timestamp({table}.xmin) >= to_timestamp({since}) or braid.has_merged_rows({table}.xmin))"
         );
@@ -129,7 +130,7 @@ impl Published {
         )
     }
 
-    /// The same for what was deleted: hash of the key, microseconds, false, node.
+    /// Returns the COPY command for tombstones: hash of the key, microseconds, false, node.
     #[must_use]
     pub fn deletions_command(&self, since: i64) -> String {
         format!(
@@ -138,8 +139,8 @@ impl Published {
         )
     }
 
-    /// The same for who wrote which columns, where these are registers of their own: hash of the
-    /// key, microseconds, columns, node.
+    /// Returns the COPY command for the writers of columns that are registers of their own: hash of
+    /// the key, microseconds, columns, node.
     #[must_use]
     pub fn columns_command(&self, since: i64) -> String {
         format!(
@@ -148,8 +149,9 @@ impl Published {
         )
     }
 
-    /// The same for what was taken out where rows have no key: hash of the row, microseconds and
-    /// node of what took it, microseconds (0: older than all) and node of who had written it.
+    /// Returns the COPY command for rows deleted from a table without a key: hash of the row,
+    /// microseconds and node of the deletion, microseconds (0: older than all) and node of the
+    /// row's writer.
     #[must_use]
     pub fn taken_rows_command(&self, since: i64) -> String {
         format!(
@@ -158,7 +160,7 @@ impl Published {
         )
     }
 
-    /// The query for the tables by whose OIDs the provider knows the keys of these rows.
+    /// Returns the query for the tables whose OIDs the provider uses in key hashes of these rows.
     #[must_use]
     pub fn tables_query(&self) -> String {
         format!(
@@ -175,7 +177,7 @@ impl Published {
         )
     }
 
-    /// True for the rows that are published; `None`: all are.
+    /// Returns the condition for the published rows; `None`: all are published.
     #[must_use]
     pub fn filter(&self) -> Option<String> {
         let filters: Vec<String> = self
@@ -186,15 +188,15 @@ impl Published {
         (!filters.is_empty()).then(|| format!("({})", filters.join(" or ")))
     }
 
-    /// FROM and WHERE.
+    /// Returns the FROM and WHERE clauses.
     #[must_use]
     pub fn rows_clause(&self) -> String {
         self.rows_clause_with(None)
     }
 
-    /// The same, with one condition more.
+    /// Returns the FROM and WHERE clauses with one more condition.
     fn rows_clause_with(&self, more: Option<String>) -> String {
-        // Tables that inherit from an ordinary table are published, and copied, on their own.
+        // Tables that inherit from an ordinary table are published, and copied, separately.
         let only = if self.partitioned { "" } else { "only " };
         let published = self.filter();
         let foreign = self
@@ -214,8 +216,9 @@ impl Published {
 }
 
 impl OwnRows {
-    /// True for other rows. Replication origins are named `braid/<node>/<number>`; a commit keeps
-    /// the timestamp that it had where it was made, so that all of this is by this node's clock.
+    /// Returns the condition for all other rows. Replication origins are named
+    /// `braid/<node>/<number>`. A commit keeps the timestamp of the node where it was made, so both
+    /// times are by this node's clock.
     fn condition(&self, table: &str) -> String {
         let origin = format!("braid/{}/", self.node);
         let digits = origin.chars().count() + 1;
@@ -230,28 +233,29 @@ impl OwnRows {
     }
 }
 
-/// The estimate in the first line of a plan: `Seq Scan on t  (cost=0.00..1.00 rows=100 width=4)`.
+/// Returns the estimate in the first line of a plan: `Seq Scan on t  (cost=0.00..1.00 rows=100
+/// width=4)`.
 #[must_use]
 pub fn planned_rows(line: &str) -> Option<i64> {
     let (_, rest) = line.split_once(" rows=")?;
     rest.split(' ').next()?.parse().ok()
 }
 
-/// A row's version.
+/// A row's version, as the provider sends it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RowVersion {
     /// Hash of table and key.
     pub hash: u64,
     /// Microseconds since 1970-01-01 UTC.
     pub timestamp: i64,
-    /// The row was made of several.
+    /// The row was merged from several.
     pub merged: bool,
-    /// Where it was written.
+    /// Name of the node that wrote the row.
     pub node: String,
 }
 
-/// A row's version as a line of COPY's text form: hash, microseconds, `t` where it was merged, name
-/// of a node.
+/// Parses a row's version, a line in COPY's text format: hash, microseconds, `t` if merged, name of
+/// a node.
 #[must_use]
 pub fn parse_version(line: &[u8]) -> Option<RowVersion> {
     let line = std::str::from_utf8(line).ok()?;
@@ -272,18 +276,19 @@ pub fn parse_version(line: &[u8]) -> Option<RowVersion> {
     })
 }
 
-/// A row that was taken out of a table without a key.
+/// A row that was deleted from a table without a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TakenRow {
-    /// Hash of all of it.
+    /// Hash of the whole row.
     pub hash: u64,
-    /// When it was taken out, microseconds since 1970-01-01 UTC, and where.
+    /// Time of the deletion in microseconds since 1970-01-01 UTC, and its node.
     pub removed: (i64, String),
-    /// When it was written, and where; `None`: older than all.
+    /// Time and node of the row's writer; `None`: older than all.
     pub written: Option<(i64, String)>,
 }
 
-/// The same as a line of COPY's text form: hash, microseconds and node, microseconds and node.
+/// Parses a line of [`Published::taken_rows_command`]: hash, microseconds and node of the deletion,
+/// microseconds and node of the writer.
 #[must_use]
 pub fn parse_taken_row(line: &[u8]) -> Option<TakenRow> {
     let line = std::str::from_utf8(line).ok()?;
@@ -298,12 +303,12 @@ pub fn parse_taken_row(line: &[u8]) -> Option<TakenRow> {
     })
 }
 
-/// Of what COPY escapes, a name may have a backslash.
+/// Undoes COPY's escapes in a name, which can only contain backslashes.
 fn name(field: &str) -> String {
     field.replace("\\\\", "\\")
 }
 
-/// Who wrote which columns of a row.
+/// A writer of some columns of a row.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Written {
     /// Hash of table and key.
@@ -312,11 +317,11 @@ pub struct Written {
     pub timestamp: i64,
     /// Names of columns, in UTF-8 and hexadecimal; `None`: all.
     pub columns: Option<Vec<String>>,
-    /// Where.
+    /// Name of the node that wrote them.
     pub node: String,
 }
 
-/// A line of what [`Published::columns_command`] sends.
+/// Parses a line of [`Published::columns_command`].
 #[must_use]
 pub fn parse_written(line: &[u8]) -> Option<Written> {
     let line = std::str::from_utf8(line).ok()?;
@@ -434,7 +439,7 @@ mod tests {
                 r#"copy (select "a", "B" from only "public"."odd ""one""" where ({here})) to stdout (encoding 'UTF8')"#
             )
         );
-        // Whatever else is asked of the rows.
+        // Combined with all other conditions.
         published.filters = vec!["a > 1".to_owned(), "a < 0".to_owned()];
         published.own = Some(OwnRows {
             node: "tokyo".to_owned(),

@@ -1,10 +1,11 @@
-//! Counts how often in a row the server crashed at one transaction, from what its processes had in
-//! hand. Pure; `crash` of `crates/node` keeps the bytes in files, and its head says when and why.
+//! Counts how often in a row the server crashed at one transaction, from the work that its
+//! processes were doing. Pure; `crash` of `crates/node` keeps the bytes in files, and its head says
+//! when and why.
 //!
-//! If a process died before its work was written down, the death counts for the next process that
-//! dies.
+//! If a process died before it had recorded its work, the death is added to that of the next
+//! process that dies.
 
-/// Bytes of the head, and of a slot: eight words of the machine.
+/// Size of a head, and of a slot: eight machine words.
 pub const PLACE: usize = 64;
 /// "braidcr1", as a number.
 const MAGIC: u64 = 0x3172_6364_6961_7262;
@@ -12,21 +13,21 @@ const MAGIC: u64 = 0x3172_6364_6961_7262;
 /// The bytes of a head or a slot.
 pub type Place = [u8; PLACE];
 
-/// State of a slot. Its process moves it, and the next leader frees it. It outlives the server's
+/// State of a slot. Its process sets it, and the next leader frees it. It outlives the server's
 /// processes, but not the operating system.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(u64)]
 pub enum State {
-    /// Nobody, or a process that has ended.
+    /// No process, or one that has ended.
     #[default]
     Free = 0,
-    /// A process that does not write down what it has in hand.
+    /// A process that does not record its current work.
     Runs = 1,
-    /// A process that writes down what it has in hand, and has nothing.
+    /// A process that records its current work, and has none.
     Idle = 2,
-    /// A process that has this transaction, or table, in hand.
+    /// A process that works on the recorded transaction, or table.
     Applies = 3,
-    /// A process that was told to end as the server had crashed (SIGQUIT).
+    /// A process that ended by SIGQUIT, as another one had crashed.
     Quit = 4,
 }
 
@@ -42,14 +43,14 @@ impl State {
     }
 }
 
-/// Work of a process.
+/// Current work of a process.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct InHand {
     /// The provider's transaction; 0 for a table that is copied.
     pub xid: u64,
-    /// Remote LSN of its commit record; 0 where that is not known.
+    /// Remote LSN of its commit record; 0 if unknown.
     pub commit_lsn: u64,
-    /// Remote LSN by which it is skipped.
+    /// Remote LSN by which the transaction can be skipped.
     pub error_lsn: u64,
     /// OID of the table that is changed, or copied; 0 for none yet.
     pub relation: u64,
@@ -74,27 +75,27 @@ impl InHand {
     }
 }
 
-/// Place of a process.
+/// Record of a process.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Slot {
-    /// Number of the server's life in which it was written.
+    /// Number of the server start in which the slot was written.
     pub life: u64,
-    /// Its state.
+    /// State of the process.
     pub state: State,
     /// Work of the process.
     pub in_hand: InHand,
 }
 
-/// Deaths of a subscription's processes, as far as they are known.
+/// Known deaths of a subscription's processes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Head {
-    /// Processes write down what they have in hand.
+    /// Processes record their current work.
     pub is_cautious: bool,
-    /// A process died at something that is not known.
+    /// A process died at unknown work.
     pub is_unknown: bool,
-    /// How often in a row one died at `at`.
+    /// Deaths in a row at `at`.
     pub count: u64,
-    /// The transaction, or table.
+    /// The transaction, or table, of the last known death.
     pub at: InHand,
 }
 
@@ -118,7 +119,7 @@ fn unpack(bytes: &Place) -> [u64; 8] {
 }
 
 impl Slot {
-    /// Returns its bytes; the state is the second word.
+    /// Returns the slot's bytes; the state is the second word.
     #[must_use]
     pub fn pack(self) -> Place {
         let [xid, commit_lsn, error_lsn, relation] = self.in_hand.words();
@@ -137,7 +138,7 @@ impl Slot {
         }
     }
 
-    /// Returns whether its process has died by a signal of its own before the server's life `now`.
+    /// Returns whether the process died by a crash of its own, before the server start `now`.
     #[must_use]
     pub fn has_died(&self, now: u64) -> bool {
         self.life != now && matches!(self.state, State::Runs | State::Applies)
@@ -145,7 +146,7 @@ impl Slot {
 }
 
 impl Head {
-    /// Returns its bytes.
+    /// Returns the head's bytes.
     #[must_use]
     pub fn pack(self) -> Place {
         let [xid, commit_lsn, error_lsn, relation] = self.at.words();
@@ -155,7 +156,7 @@ impl Head {
         ])
     }
 
-    /// Reads a head from any bytes; nothing is known where they are not a head's.
+    /// Reads a head from any bytes. If they are not a head's, no death is known.
     #[must_use]
     pub fn unpack(bytes: &Place) -> Self {
         let [magic, flags, count, xid, commit_lsn, error_lsn, relation, _] = unpack(bytes);
@@ -170,7 +171,7 @@ impl Head {
         }
     }
 
-    /// Takes in the slots of processes that have died.
+    /// Counts the slots of processes that have died.
     pub fn take_in(&mut self, died: &[Slot]) {
         if died.is_empty() {
             return;
@@ -222,7 +223,7 @@ mod tests {
     #[test]
     fn deaths_at_one_transaction_are_counted_in_a_row() {
         let at = slot(State::Applies, 7, 1);
-        // The table may be another one each time.
+        // The table may differ each time.
         let again = slot(State::Applies, 7, 2);
         assert_eq!(after(&[&[at], &[again], &[at]]).count, 3);
         assert_eq!(after(&[&[at], &[again]]).at.relation, 2);

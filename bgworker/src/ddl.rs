@@ -1,11 +1,11 @@
-//! Whether a statement that changed the schema at another node is run here: the shapes of the
-//! tables that it touches decide. Run by an applier.
+//! Decides whether a schema change of another node is run locally: the shapes of the tables that it
+//! touches decide. Run by an applier.
 //!
 //! A shape is a set of lines, one for each part of a table: a key (`column "a"`), a tab, and its
 //! definition. A statement comes with the lines that it has removed and added, and with digests of
 //! the whole shape before and after.
 //!
-//! Not for: statements that touch no table; they are always run.
+//! Not for: statements that touch no table; these are always run.
 
 use std::collections::BTreeMap;
 
@@ -16,30 +16,30 @@ use braid_gir::{StatementTable, TableState};
 pub struct Shape {
     /// Digest of all lines.
     pub digest: String,
-    /// Its lines.
+    /// Lines of the shape.
     pub lines: Vec<String>,
 }
 
-/// The verdict on a statement that has come. None is durable.
+/// Verdict on a received statement. None is durable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// Each table is as it was at the node of the statement: it is run.
+    /// Each table is as it was at the statement's node: run the statement.
     Run,
-    /// Each table has what the statement brings: it is not run.
+    /// Each table already has the statement's result: do not run it.
     Done,
-    /// A table has other parts, and the statement changes none of them: it is run.
+    /// A table has other parts, and the statement changes none of them: run the statement.
     Merge,
-    /// A table has another form of what the statement changes.
+    /// A table has another form of a part that the statement changes.
     Conflict,
 }
 
-/// The key of a line.
+/// Returns the key of a line.
 fn key(line: &str) -> &str {
     line.split_once('\t').map_or(line, |(key, _)| key)
 }
 
-/// Decides about one table. `before` and `after`: the shapes of this database's tables of the
-/// name that the table had before the statement, and of the name that it has afterwards.
+/// Decides about one table. `before` and `after`: the shapes of the local tables with the names
+/// that the table had before and after the statement.
 fn about(table: &StatementTable, before: Option<&Shape>, after: Option<&Shape>) -> Verdict {
     match (&table.before, &table.after) {
         (None, None) => Verdict::Run,
@@ -62,14 +62,14 @@ fn about(table: &StatementTable, before: Option<&Shape>, after: Option<&Shape>) 
     }
 }
 
-/// Whether a table has the state, or at least these lines of it.
+/// Returns whether a table has the state's digest, or at least these lines.
 fn has_all(here: &Shape, state: &TableState, lines: &[String]) -> bool {
     here.digest == state.digest || lines.iter().all(|line| here.lines.contains(line))
 }
 
-/// Decides about a table that is altered, and is here under its name from before.
+/// Decides about an altered table that exists locally under its old name.
 fn altered(table: &StatementTable, was: &TableState, is: &TableState, here: &Shape) -> Verdict {
-    // A statement that leaves the shape as it is, a comment or a grant, can be run again.
+    // A statement that does not change the shape, such as a comment or a grant, can be run again.
     if here.digest == was.digest || (table.added.is_empty() && table.removed.is_empty()) {
         return Verdict::Run;
     }
@@ -91,10 +91,11 @@ fn altered(table: &StatementTable, was: &TableState, is: &TableState, here: &Sha
     Verdict::Conflict
 }
 
-/// Decides about a statement. `shape` gives the shape of this database's table of a name.
+/// Decides about a statement. `shape` returns the shape of the local table with a name. Returns
+/// also the table of a conflict.
 ///
 /// # Errors
-/// Those of `shape`.
+/// The errors of `shape`.
 pub fn decide<E>(
     tables: &[StatementTable],
     mut shape: impl FnMut(&TableState) -> Result<Option<Shape>, E>,
@@ -124,7 +125,7 @@ pub fn decide<E>(
     Ok((verdict, None))
 }
 
-/// The lines that only the first shape has, and those that only the second has.
+/// Returns the lines that only the first shape has, and those that only the second has.
 #[must_use]
 pub fn difference(before: &[String], after: &[String]) -> (Vec<String>, Vec<String>) {
     let only = |some: &[String], others: &[String]| -> Vec<String> {
@@ -136,7 +137,7 @@ pub fn difference(before: &[String], after: &[String]) -> (Vec<String>, Vec<Stri
     (only(before, after), only(after, before))
 }
 
-/// A text of at most so many characters, for messages.
+/// Returns the first `most` characters of a text, for messages.
 #[must_use]
 pub fn shortened(text: &str, most: usize) -> String {
     match text.char_indices().nth(most) {
@@ -176,7 +177,7 @@ mod tests {
         }
     }
 
-    /// The verdict about a statement where table t has these lines.
+    /// Returns the verdict on a statement if table t has these lines.
     fn at(table: &StatementTable, here: Option<&[&str]>) -> Verdict {
         let tables = [table.clone()];
         let found = decide(&tables, |_| Ok::<_, ()>(here.map(shape)));

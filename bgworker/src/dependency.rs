@@ -1,19 +1,20 @@
 //! The dependency tracker (after Alibaba DTS, PVLDB 17(12), 2024, section 5.2): which earlier
 //! transactions a transaction must wait for. Run by the leader.
 //!
-//! Two transactions depend on each other when they share a key hash, or when one of them has a
-//! barrier on a table that the other changes. Transactions enter in the provider's commit order
-//! under numbers that grow. DTS compares a transaction with each one that waits; here each key
-//! knows its last writer, and each table its last change and its last barrier.
+//! Two transactions depend on each other if they share a key hash, or if one of them has a barrier
+//! on a table that the other changes. Transactions enter in the provider's commit order with
+//! increasing numbers. DTS compares a transaction with each waiting one. This tracker stores the
+//! last writer of each key, and the last change and barrier of each table.
 //!
-//! The price of a change is one cache line per key, however many transactions wait. Memory is what
-//! [`DependencyTracker::new`] is given: where it does not suffice, the oldest key of a cache line
-//! is forgotten, and those that may have had it wait for its writer and all before
+//! A change costs one cache line per key, regardless of how many transactions wait. Memory is fixed
+//! by [`DependencyTracker::new`]. If it does not suffice, the oldest key of a cache line is
+//! forgotten. Transactions that may have had that key wait for its writer and everything before
 //! (`recent_writers`). Nothing is ever swept, rehashed or cleared, so no transaction pays for
-//! others. A transaction that has more keys than fit by itself orders with everything.
+//! others. A transaction with more keys than the capacity orders with everything.
 //!
-//! Not for: deciding which applier does what, or when; finding out which tables need barriers: the
-//! provider says so of its keys, [`crate::table_order`] of what this node's table has besides.
+//! Not for: deciding which applier does what, or when; finding out which tables need barriers. The
+//! provider marks barriers for its keys, [`crate::table_order`] those that the local table needs in
+//! addition.
 
 mod recent_writers;
 mod table_book;
@@ -24,31 +25,30 @@ use table_book::TableBook;
 use width::Chains;
 pub use width::Width;
 
-/// Edges are rid of repetitions when there are this many, and then each time that they have
+/// Duplicate edges are removed when there are this many edges, and again each time that they have
 /// doubled.
 const MANY_EDGES: usize = 64;
 
-/// Edges of one transaction. Those to transactions that were committed when it entered are left
-/// out.
+/// Edges of one transaction, without those to transactions that were committed when it entered.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Edges<'t> {
-    /// The latest transaction that this one depends on; 0 for none. While commits follow the
-    /// provider's order, "the latest is committed" says that all are: it is all that such a
-    /// schedule needs.
+    /// The latest transaction that this one depends on; 0 for none. If commits follow the
+    /// provider's order, all dependencies are committed once the latest is, so such a schedule
+    /// needs only this field.
     pub latest: u64,
-    /// Each transaction up to this one must be committed; 0 for none. What a barrier orders with,
-    /// and what was forgotten, is not known one by one.
+    /// Every transaction up to this one must be committed; 0 for none. Dependencies by barriers and
+    /// forgotten keys are only known as such ranges.
     pub through: u64,
-    /// The transactions after `through` that must be committed, without repetition, ascending.
-    /// `through` and these are enough when commits may overtake each other.
+    /// The transactions after `through` that must be committed, ascending, without duplicates. If
+    /// commits may overtake each other, a schedule needs `through` and these.
     pub all: &'t [u64],
-    /// Whether a barrier was among the reasons.
+    /// Whether one of the edges comes from a barrier.
     pub barrier: bool,
 }
 
 impl<'t> Edges<'t> {
-    /// The same order or a stricter one in at most `most` single edges, for whoever has no room for
-    /// more: the earliest ones become part of `through`.
+    /// Limits the single edges to `most`, for callers without room for more. The result is the same
+    /// order or a stricter one: the earliest edges become part of `through`.
     #[must_use]
     pub fn at_most(self, most: usize) -> Self {
         let Some(surplus) = self.all.len().checked_sub(most).filter(|some| *some > 0) else {
@@ -63,42 +63,43 @@ impl<'t> Edges<'t> {
     }
 }
 
-/// What the tracker has seen so far, for the views.
+/// Counters of the tracker, for the views.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Statistics {
     /// Transactions that entered.
     pub transactions: u64,
     /// Transactions that had to wait for another when they entered.
     pub dependent: u64,
-    /// Edges: to single transactions, and one for all that a barrier or forgotten keys stand for.
+    /// Edges: one for each single transaction, and one for a whole range (`through`).
     pub edges: u64,
     /// Transactions with a barrier.
     pub barriers: u64,
-    /// Those of them whose barrier was for everything.
+    /// Transactions with a barrier for everything.
     pub barriers_for_all: u64,
     /// Keys entered.
     pub keys: u64,
     /// Keys of transactions that were not committed yet, forgotten to stay within capacity.
     pub forgotten: u64,
-    /// Transactions that order with everything since they have too many keys or tables.
+    /// Transactions that order with everything because they have too many keys or tables.
     pub too_large: u64,
 }
 
-/// Tracks which keys were last written by which transaction.
+/// Tracks which transaction wrote each key last.
 #[derive(Debug)]
 pub struct DependencyTracker {
     writers: RecentWriters,
     tables: TableBook,
     capacity: usize,
-    /// All that enters depends on everything up to this one, so nothing before it has to be known.
+    /// Every entering transaction depends on everything up to this one, so nothing before it is
+    /// kept.
     floor: u64,
     current: u64,
-    /// All up to this one were committed when the transaction in hand entered.
+    /// All transactions up to this one were committed when the current transaction entered.
     committed: u64,
-    /// What is committed, or up to `floor`: further edges up to here say nothing.
+    /// The larger of `committed` and `floor`: edges up to here add nothing.
     horizon: u64,
-    /// What the transaction in hand does, beside its tables. Entered when it is complete: one that
-    /// is abandoned leaves no trace.
+    /// Keys of the current transaction. They are entered once it is complete, so an abandoned
+    /// transaction leaves no trace.
     keys_in_hand: Vec<u64>,
     bars_all: bool,
     edges: EdgeList,
@@ -107,8 +108,8 @@ pub struct DependencyTracker {
 }
 
 impl DependencyTracker {
-    /// A tracker that remembers up to about `capacity` keys (at most 19 bytes each, taken at once),
-    /// and as many of the transaction in hand (8 bytes each).
+    /// Returns a tracker that remembers up to about `capacity` keys (at most 19 bytes each,
+    /// allocated at once), and as many of the current transaction (8 bytes each).
     #[must_use]
     pub fn new(capacity: usize) -> Self {
         let capacity = capacity.max(16);
@@ -128,8 +129,8 @@ impl DependencyTracker {
         }
     }
 
-    /// A transaction enters. `sequence` is larger than any before that was not abandoned;
-    /// `committed` is the largest up to which all are done.
+    /// Starts a transaction. `sequence` is larger than that of any earlier one that was not
+    /// abandoned; all transactions up to `committed` are committed.
     pub fn begin(&mut self, sequence: u64, committed: u64) {
         self.current = sequence;
         self.forget_hand();
@@ -141,15 +142,15 @@ impl DependencyTracker {
         self.horizon = committed.max(self.floor);
     }
 
-    /// It changes a row of `table`, whose unique keys before and after have these hashes. `table`
-    /// is any number that stands for the table to which changes go.
+    /// Adds a change of a row of `table`; `hashes` are those of the row's unique keys before and
+    /// after. `table` is any number that identifies the target table.
     #[inline]
     pub fn change(&mut self, table: u32, hashes: impl Iterator<Item = u64>) {
         if self.bars_all {
             return;
         }
         match self.tables.touch(table) {
-            // The barrier orders with all that these keys would.
+            // The barrier already covers all edges of these keys.
             Some(true) => return,
             Some(false) => self.keys_in_hand.extend(hashes),
             None => return self.too_large(),
@@ -159,8 +160,8 @@ impl DependencyTracker {
         }
     }
 
-    /// It does something to `table` that can't be keyed: it orders with every other change of the
-    /// table.
+    /// Adds a change of `table` that has no key: the transaction orders with every other change of
+    /// the table.
     #[inline]
     pub fn barrier(&mut self, table: u32) {
         if !self.bars_all && !self.tables.bar(table) {
@@ -168,13 +169,15 @@ impl DependencyTracker {
         }
     }
 
-    /// It is a barrier for everything: it depends on all before it, and all after it depend on it.
+    /// Makes the transaction a barrier for everything: it depends on all earlier ones, and all
+    /// later ones depend on it.
     pub fn barrier_for_all(&mut self) {
         self.forget_hand();
         self.bars_all = true;
     }
 
-    /// The same, since it is too large: to be tracked, or to be held whole.
+    /// Makes the transaction a barrier for everything as it is too large to be tracked, or to be
+    /// buffered whole.
     pub fn too_large(&mut self) {
         if !self.bars_all {
             self.statistics.too_large += 1;
@@ -182,7 +185,7 @@ impl DependencyTracker {
         self.barrier_for_all();
     }
 
-    /// The transaction is complete.
+    /// Completes the transaction and returns its edges.
     pub fn finish(&mut self) -> Edges<'_> {
         let Self {
             writers,
@@ -204,7 +207,7 @@ impl DependencyTracker {
             tables.each_in_hand(|table| {
                 barrier |= table.barred;
                 match (table.barred, table.last_change == table.last_barrier) {
-                    // All before the last change are ordered by that one, which is a barrier too.
+                    // The last change is a barrier too, so it orders with all changes before it.
                     (true, true) | (false, _) => edges.add(table.last_barrier),
                     (true, false) => edges.add_all_up_to(table.last_change),
                 }
@@ -237,7 +240,7 @@ impl DependencyTracker {
         edges
     }
 
-    /// The transaction in hand will not be applied after all: its number is used again.
+    /// Abandons the current transaction: it will not be applied, and its number is used again.
     pub fn abandon(&mut self) {
         self.forget_hand();
     }
@@ -248,28 +251,28 @@ impl DependencyTracker {
         self.bars_all = false;
     }
 
-    /// How wide the graph of those is that entered and are not committed; all up to `committed`
-    /// are. Costs some nanoseconds for each.
+    /// Returns the width of the graph of the transactions that entered and are not committed; all
+    /// up to `committed` are. Costs some nanoseconds for each.
     #[must_use]
     pub fn width(&self, committed: u64) -> Width {
         self.chains.width(committed)
     }
 
-    /// What was seen so far.
+    /// Returns the counters.
     #[must_use]
     pub fn statistics(&self) -> Statistics {
         self.statistics
     }
 }
 
-/// The edges of the transaction in hand.
+/// Edges of the current transaction.
 #[derive(Debug, Default)]
 struct EdgeList {
     current: u64,
     horizon: u64,
     through: u64,
     all: Vec<u64>,
-    /// To look for repetitions at this length.
+    /// Number of edges at which duplicates are removed.
     many: usize,
 }
 
@@ -288,7 +291,7 @@ impl EdgeList {
         }
         self.all.push(writer);
         if self.all.len() > self.many {
-            // At most as many stay as there are transactions that wait.
+            // At most as many edges stay as there are waiting transactions.
             self.all.sort_unstable();
             self.all.dedup();
             self.many = (2 * self.all.len()).max(MANY_EDGES);

@@ -1,18 +1,18 @@
-//! Relations that a stream has announced, by the numbers that its changes name them with. Run by
+//! The relations that a stream has announced, by the numbers that its changes use for them. Run by
 //! the leader.
 
 /// A relation at the provider.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// Its OID there.
+    /// OID at the provider.
     pub oid: u32,
-    /// Its schema.
+    /// Schema.
     pub namespace: String,
-    /// Its name.
+    /// Name.
     pub name: String,
 }
 
-/// The stream's header, and its relations.
+/// Whether the stream's header has arrived, and its relations.
 #[derive(Debug, Default)]
 pub struct Dictionary {
     is_open: bool,
@@ -20,19 +20,19 @@ pub struct Dictionary {
 }
 
 impl Dictionary {
-    /// The header has come. Returns false if it had come before.
+    /// Records that the header has arrived. Returns false if it had arrived before.
     pub fn open(&mut self) -> bool {
         !std::mem::replace(&mut self.is_open, true)
     }
 
-    /// Whether the header has come, without which nothing else may.
+    /// Returns whether the header has arrived. Nothing else may precede it.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.is_open
     }
 
-    /// A relation has come under this number. Returns false, and keeps nothing, if the number is
-    /// not the next one, or the header has not come.
+    /// Adds a relation under this number. Returns false, and keeps nothing, if the number is not
+    /// the next one, or if the header has not arrived.
     pub fn learn(&mut self, number: u32, entry: Entry) -> bool {
         let is_next = self.is_open && number as usize == self.entries.len();
         if is_next {
@@ -41,13 +41,13 @@ impl Dictionary {
         is_next
     }
 
-    /// The relation with this number.
+    /// Returns the relation with this number.
     #[must_use]
     pub fn get(&self, number: u32) -> Option<&Entry> {
         self.entries.get(number as usize)
     }
 
-    /// Names that a relation had earlier in this stream.
+    /// Returns the names that a relation had earlier in this stream.
     #[must_use]
     pub fn former_names(&self, of: &Entry) -> Vec<(String, String)> {
         self.entries

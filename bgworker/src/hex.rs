@@ -13,7 +13,7 @@ pub fn encode(bytes: &[u8]) -> String {
     digits
 }
 
-/// Returns the bytes of pairs of digits; none if anything else stands there.
+/// Returns the bytes of pairs of digits; `None` if there is any other character.
 #[must_use]
 pub fn decode(digits: &str) -> Option<Vec<u8>> {
     let (pairs, rest) = digits.as_bytes().as_chunks::<2>();

@@ -1,15 +1,15 @@
-//! Which transaction can join a batch, as far as what it depends on is concerned. Run by the
-//! appliers.
+//! Decides by its dependencies whether a transaction can join a batch. Run by the appliers.
 //!
-//! A batch is a run of transactions that follow each other and are committed as one. What it needs
-//! of those before it is not what its first transaction needs: each that joins adds its own. Those
-//! that are in the batch are applied before it in the same local transaction.
+//! A batch is a run of transactions that follow each other and are committed as one. Each
+//! transaction that joins adds its own dependencies to those of the batch. Dependencies inside the
+//! batch are always met: they are applied earlier in the same local transaction.
 
-/// Up to which transaction all must be committed before one can join a batch that starts with
-/// `first`; `None` when it can join. It depends on all up to `through`, and on `edges`; 0 is none.
-/// `committed` are committed, and those of which `is_done` says so.
+/// Returns up to which transaction all must be committed before a transaction can join a batch that
+/// starts with `first`; `None` if it can join. The transaction depends on all up to `through`, and
+/// on `edges`; 0 is none. All up to `committed` are committed, and those of which `is_done` says
+/// so.
 ///
-/// The latest that it depends on does not tell: that one may be in the batch, and another one
+/// The latest dependency alone does not suffice: that one may be in the batch, and another one
 /// before it.
 #[must_use]
 pub fn missing(
@@ -35,11 +35,11 @@ mod tests {
         assert_eq!(missing((0, []), 5, 2, done), None);
         assert_eq!(missing((0, [6, 5]), 5, 2, done), None);
         assert_eq!(missing((2, [0]), 5, 2, done), None);
-        // One before the batch, behind one that is in it.
+        // One dependency before the batch, and a later one in it.
         assert_eq!(missing((0, [6, 4, 0]), 5, 2, done), Some(4));
         assert_eq!(missing((3, [6]), 5, 2, done), Some(3));
         assert_eq!(missing((6, []), 5, 2, done), Some(4));
-        // Committed, though what is before it is not.
+        // Committed, although an earlier transaction is not.
         assert_eq!(missing((0, [7]), 8, 2, done), None);
         assert_eq!(missing((0, [7, 6]), 8, 2, done), Some(6));
     }

@@ -1,19 +1,19 @@
-//! Changes that the members of a group keep for each other, in case one of them dies: when the slot
-//! that keeps them may move on, and who passes a dead member's last transactions on to whom. Run by
-//! the steps process.
+//! Changes that the members of a group keep for each other, in case one of them dies. Decides when
+//! the slot that keeps them may advance, and which member forwards a dead member's last
+//! transactions to which. Run by the steps process.
 //!
 //! Each member has one slot in its own WAL. A *sample* is a position in that WAL, and for each
-//! other member up to where its transactions were applied here by then. Positions are those of each
-//! member's own WAL; 0 stands for nothing.
+//! other member the position up to which its transactions were applied locally by then. Positions
+//! are those of each member's own WAL; 0 stands for nothing.
 
 use std::collections::BTreeMap;
 
-/// Up to where a member has the transactions of others, by the others' numbers.
+/// Up to which position a member has the transactions of others, by the others' numbers.
 pub type Vector = BTreeMap<u64, u64>;
 
-/// Whether all that lies before a sample is at all other members too, so that nobody needs it from
-/// here: `others` are these members' vectors by their numbers. A member that does not answer is
-/// given as `None`.
+/// Returns whether every other member has everything before a sample, so that nobody needs it from
+/// this node. `others` are these members' vectors by their numbers; `None` for a member that does
+/// not answer.
 #[must_use]
 pub fn may_move(sample: &Vector, others: &BTreeMap<u64, Option<Vector>>) -> bool {
     others.iter().all(|(member, vector)| {
@@ -27,33 +27,34 @@ pub fn may_move(sample: &Vector, others: &BTreeMap<u64, Option<Vector>>) -> bool
     })
 }
 
-/// Another member that goes on, as far as a dead one is concerned.
+/// Another member that survives a dead one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Survivor {
     /// The member's number.
     pub member: u64,
-    /// The last of the dead member's transactions that is in its WAL.
+    /// Position of the dead member's last transaction that the survivor has.
     pub has: u64,
-    /// Behind which position of the dead member's it can pass them on; none if it keeps nothing.
+    /// Position of the dead member behind which the survivor can forward; `None` if it keeps
+    /// nothing.
     pub keeps_from: Option<u64>,
 }
 
-/// A member's share in a recovery.
+/// A member's part in a recovery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Share {
-    /// The largest position of the dead member's that a survivor has.
+    /// The largest position of the dead member that a survivor has.
     pub most: u64,
-    /// The member that passes on what is lacked here; none if nothing is lacked, or nobody can.
+    /// The member that forwards what this node lacks; `None` if it lacks nothing, or nobody can.
     pub from: Option<u64>,
-    /// Up to this position nobody can pass it on any more: what lies between `has` and this is
-    /// missed here. Not larger than `has` if nothing is missed.
+    /// Transactions between `has` and this position are lost for this node: nobody can forward them
+    /// any more. Not larger than `has` if nothing is lost.
     pub gone_to: u64,
 }
 
-/// The share of the member that has the dead one's transactions up to `has`.
+/// Returns the share of a member that has the dead one's transactions up to `has`.
 ///
-/// The one that has most passes on. Of several, one that misses nothing of what is lacked; then the
-/// one with the lowest number.
+/// The survivor with the largest position forwards. If there are several, one that keeps everything
+/// that is lacked is chosen, then the one with the lowest number.
 #[must_use]
 pub fn share(has: u64, others: &[Survivor]) -> Share {
     let most = others.iter().map(|other| other.has).fold(has, u64::max);
@@ -100,7 +101,7 @@ mod tests {
     #[test]
     fn a_slot_moves_when_the_slowest_has_it() {
         let sample = vector(&[(2, 20), (3, 30)]);
-        // Member 2 has its own, and member 3 likewise.
+        // Member 2 has its position, and so has member 3.
         let both = |two: &[(u64, u64)], three: &[(u64, u64)]| {
             BTreeMap::from([(2, Some(vector(two))), (3, Some(vector(three)))])
         };
@@ -159,8 +160,8 @@ mod tests {
         );
     }
 
-    /// Members 1 to `n` apply the transactions of member 0 one after the other, each at its own
-    /// pace, and move their slots by what the others say. Then member 0 dies.
+    /// Members 1 to `n` apply the transactions of member 0 in order, each at its own pace, and
+    /// advance their slots by the others' answers. Then member 0 dies.
     #[derive(Debug, Clone)]
     enum Event {
         Commit,

@@ -1,22 +1,27 @@
-//! SQL that compares a key's columns with values of a user's. Run by processes that ask a server
-//! about rows by their keys: appliers, copies, comparisons, and the process that looks values up
-//! for decoding.
+//! SQL that compares a key's columns with values of a user's. Run by processes that query a server
+//! for rows by their keys: appliers, copies, comparisons, and the process that fetches values for
+//! decoding.
 //!
-//! `k = 'sad'` is wrong in three ways. The operator `=` is looked for along `search_path`, and may
-//! be another one than the key's index has. A domain over an enum has none: PostgreSQL looks for
-//! one of `anyenum`, which a domain is not. And a parameter of a composite type is taken for an
-//! anonymous record, one of `regclass` for a number. So a column is compared by the operator of
-//! the key's operator class, as a value of its base type, under the index's collation; the value
-//! is read as one of that type.
+//! `k = 'sad'` is wrong in three ways:
 //!
-//! Not for: finding local rows of a change, which goes by the index itself (`apply/lookup.rs`).
+//! 1. The operator `=` is searched along `search_path`, and may differ from that of the key's
+//!    index.
+//! 2. A domain over an enum has no such operator: PostgreSQL searches one of `anyenum`, which a
+//!    domain is not.
+//! 3. A parameter of a composite type is taken for an anonymous record, one of `regclass` for a
+//!    number.
+//!
+//! So a column is compared by the operator of the key's operator class, as a value of its base
+//! type, under the index's collation. The value is read as one of that base type.
+//!
+//! Not for: finding local rows of a change, which uses the index itself (`apply/lookup.rs`).
 
 use crate::sql_text::quote_identifier;
 
-/// OID of `bytea`, the same everywhere.
+/// OID of `bytea`, which is fixed.
 const BYTEA: &str = "17";
 
-/// The cells of a row that [`query`] gives.
+/// Number of columns in the result of [`query`].
 pub const CELLS: usize = 7;
 
 /// The query, up to the table's OID.
@@ -33,8 +38,8 @@ const MIDDLE: &str = "), \
          based as ( \
            select y.number, y.name, y.type, y.is_domain, y.collated, t.typtype, t.typelem <> 0 and t.typlen = -1 as is_array, \
                   n.nspname, t.typname, y.name::text = any (";
-/// The rest of the query. A rank says how near an operator class is: that of the replica identity's
-/// index, of the primary key, of another unique index, or the type's default.
+/// The rest of the query. A rank tells how well an operator class fits: first that of the replica
+/// identity's index, then of the primary key, of another unique index, and the type's default.
 const TAIL: &str = ") as is_key \
              from typed y join pg_type t on t.oid = y.type join pg_namespace n on n.oid = t.typnamespace where t.typtype <> 'd') \
          select b.name::text, b.type::oid::text, format('%I.%I', b.nspname, b.typname), \
@@ -76,33 +81,33 @@ const TAIL: &str = ") as is_key \
               where k.oid = c.class limit 1) o on true \
           order by b.number";
 
-/// The query for the columns of a table. `relation` is an SQL expression for its OID, null if it is
-/// gone; `keys` one for the names of the columns that are compared, an array of texts. To be run
-/// with nothing but `pg_catalog` in `search_path`.
+/// Returns the query for the columns of a table. `relation` is an SQL expression for the table's
+/// OID, null if the table is gone. `keys` is one for an array of texts: the names of the compared
+/// columns. It must run with only `pg_catalog` in `search_path`.
 ///
-/// The query gives a row for each column; [`KeyColumn::read`] takes its cells. A column that is in
-/// no unique index is compared as its type is by default.
+/// The result has a row for each column; [`KeyColumn::read`] reads it. A column that is in no
+/// unique index is compared by its type's default.
 #[must_use]
 pub fn query(relation: &str, keys: &str) -> String {
     format!("{HEAD}{relation}{MIDDLE}{keys}{TAIL}")
 }
 
-/// A column of a table, and how it is compared if it is one of a key.
+/// A column of a table, and how it is compared if it belongs to a key.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct KeyColumn {
-    /// Its name.
+    /// Name of the column.
     pub name: String,
-    /// Its base type is `bytea`.
+    /// The base type is `bytea`.
     pub is_bytea: bool,
-    /// Its base type is an array, of which there are no arrays.
+    /// The base type is an array, so there is no array of it.
     pub is_array: bool,
-    /// Its base type is one of those whose texts are names of objects, and whose values are OIDs.
+    /// The base type is a `reg*` type: its texts are names of objects, and its values OIDs.
     pub is_reference: bool,
     /// The column's type is a domain.
     is_domain: bool,
     /// The base type.
     base: String,
-    /// The operator; `None`: its type has no equality.
+    /// The operator; `None`: the type has no equality.
     operator: Option<String>,
     /// The type that the operator takes, if that is not the base type.
     operand: Option<String>,
@@ -111,7 +116,7 @@ pub struct KeyColumn {
 }
 
 impl KeyColumn {
-    /// Returns the column of a row of [`query`]'s; `None` if a cell is missing.
+    /// Reads a column from a result row of [`query`]; `None` if a cell is missing.
     #[must_use]
     pub fn read<'c>(cell: impl Fn(usize) -> Option<&'c str>) -> Option<Self> {
         let kinds = cell(3)?;
@@ -129,7 +134,7 @@ impl KeyColumn {
         })
     }
 
-    /// The column as one of its base type, by which it is ordered: `column` is SQL for it.
+    /// Returns SQL for the column as its base type, by which it is ordered. `column` is SQL for it.
     #[must_use]
     pub fn of_base(&self, column: &str) -> String {
         if self.is_domain {
@@ -139,18 +144,19 @@ impl KeyColumn {
         }
     }
 
-    /// A value of the base type: `value` is SQL for its text, a literal or a parameter.
+    /// Returns SQL for a value of the base type. `value` is SQL for its text: a literal or a
+    /// parameter.
     #[must_use]
     pub fn value_of_base(&self, value: &str) -> String {
         format!("{value}::{}", self.base)
     }
 
-    /// The column as its operator takes it.
+    /// Returns SQL for the column as the operator takes it.
     fn operand(&self, column: &str) -> String {
         format!("{}{}", self.of_base(column), self.cast())
     }
 
-    /// A value as the operator takes it.
+    /// Returns SQL for a value as the operator takes it.
     fn value(&self, value: &str) -> String {
         format!("{}{}", self.value_of_base(value), self.cast())
     }
@@ -165,7 +171,8 @@ impl KeyColumn {
         collation.map_or_else(String::new, |collation| format!(" collate {collation}"))
     }
 
-    /// The condition that the column has this value. By their texts where the type has no equality.
+    /// Returns the condition that the column has this value. Without an equality operator, texts
+    /// are compared.
     #[must_use]
     pub fn equals(&self, column: &str, value: &str) -> String {
         match &self.operator {
@@ -179,8 +186,8 @@ impl KeyColumn {
         }
     }
 
-    /// The condition that the column has this value, by the text that its type writes. No input
-    /// function reads the value, so no value makes it fail.
+    /// Returns the condition that the column has this value, by the text that its type writes. No
+    /// input function reads the value, so no value makes it fail.
     #[must_use]
     pub fn equals_as_text(column: &str, value: &str) -> String {
         format!(
@@ -188,7 +195,7 @@ impl KeyColumn {
         )
     }
 
-    /// The condition that two columns of this one's type are equal.
+    /// Returns the condition that two columns of this one's type are equal.
     #[must_use]
     pub fn equals_column(&self, one: &str, other: &str) -> String {
         match &self.operator {
@@ -204,8 +211,8 @@ impl KeyColumn {
         }
     }
 
-    /// The condition that the column has one of these values, as one expression; `None` where that
-    /// can't be said so.
+    /// Returns the condition that the column has one of these values, as one expression; `None` if
+    /// SQL has no such expression for the type.
     #[must_use]
     pub fn is_among(&self, column: &str, values: &[String]) -> Option<String> {
         let operator = self.operator.as_ref().filter(|_| !self.is_array)?;
@@ -218,8 +225,9 @@ impl KeyColumn {
         ))
     }
 
-    /// The condition that a row has this key: names and values, which are SQL for texts. `prefix`
-    /// stands before each name. A column that is not known is compared by its text.
+    /// Returns the condition that a row has this key: names and values, where values are SQL for
+    /// texts. `prefix` stands before each name. A column that is not in `columns` is compared by
+    /// its text.
     #[must_use]
     pub fn all_equal(columns: &[Self], prefix: &str, key: &[(String, String)]) -> String {
         let conditions: Vec<String> = key

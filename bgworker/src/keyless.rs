@@ -1,44 +1,48 @@
-//! Tables without a key, of which changes say whole rows (REPLICA IDENTITY FULL): a table is a bag
-//! of rows, and nothing tells two that are identical apart. Run by the appliers.
+//! Tables without a key, whose changes carry whole rows (REPLICA IDENTITY FULL). Such a table is a
+//! multiset of rows: identical rows cannot be distinguished. Run by the appliers.
 //!
-//! A change adds a row to the bag, takes one out of it (a *removal*), or both. What is added and
-//! what is taken out may arrive in any order: a removal takes a row that is older than itself, and
-//! where there is none yet it is remembered, with its version, for the row that it was meant for.
-//! That one is older than the removal, so it is told from a row that was added again later. Each
-//! removal counts once.
+//! Example: A inserts a row, and B, which has received it, deletes it. The deletion reaches C
+//! before the insert. If C did not remember the deletion, C alone would end with the row.
 //!
-//! How many identical rows there are is what is left when all that was added and all removals are
-//! gone through in the order of their versions: one more for each that is added, one less for each
-//! removal that meets any; none after a truncate. So it is the same in whatever order they arrive,
-//! and whichever of them a session has taken. Not matched are the rows that are here, and removals
-//! that are remembered for none. Each other removal has taken a row that is older than itself:
-//! which one is remembered too ([`Taken`]), since an older removal may come that was to have it.
-//! That leaves the removal which it had without a row, and so on ([`handed_on`]); the last one
-//! takes a row that is here, or is the one that is remembered for a row to come. Where a truncate
-//! comes late, removals that are newer and have taken rows that are older are without one, too.
-//! What a transaction adds and takes out again itself is left out of this: it takes its own row
+//! A change adds a row, removes one (a *removal*), or both. Additions and removals may arrive in
+//! any order. A removal takes a row that is older than itself. If there is none yet, the removal is
+//! remembered with its version, until the row that it was meant for arrives. That row is older than
+//! the removal, which distinguishes it from a row that was added again later. Each removal counts
+//! once.
+//!
+//! The number of identical rows is defined by replaying all additions and removals in version
+//! order: an addition adds one, a removal deletes one if there is one, a truncate deletes all. So
+//! the number does not depend on the order of arrival, nor on which of the identical rows a session
+//! deleted. Rows in the table and removals that are remembered for no row are unmatched. Every
+//! other removal has taken a row that is older than itself. That match is remembered too
+//! ([`Taken`]), since an older removal may arrive later that should have had the row. Then the
+//! later removal loses its row and takes another one's, and so on ([`handed_on`]). The last removal
+//! of this chain takes a row of the table, or is remembered for a row to come. If a truncate
+//! arrives late, newer removals that have taken older rows lose their rows, too.
+//!
+//! A transaction that adds and removes a row itself is left out of all this: it removes its own row
 //! before any other one.
 
 use crate::conflict::Version;
 
-/// Whether a change takes out an identical row that is here. `from_origin` as in
+/// Returns whether a change removes an identical local row. `from_origin` as in
 /// [`crate::conflict::decide_update`].
 #[must_use]
 pub fn takes(row: Version<'_>, change: Version<'_>, from_origin: bool) -> bool {
     (from_origin && row.origin == change.origin) || row < change
 }
 
-/// Whether a removal that has found no row was meant for the one that comes now.
+/// Returns whether a removal that has found no row was meant for a row that arrives now.
 #[must_use]
 pub fn was_meant_for(removal: Version<'_>, row: Version<'_>, from_origin: bool) -> bool {
-    // Straight from its origin everything comes in order: what comes after the removal was added
-    // after it.
+    // Straight from their origin, changes arrive in order: a row that arrives after the removal was
+    // added after it.
     let in_order = from_origin && removal.origin == row.origin;
     !in_order && row < removal
 }
 
-/// Of removals that have found no row, the one that counts for a row that comes now: the oldest
-/// that was meant for it.
+/// Returns the index of the removal that counts for a row that arrives now: the oldest of those
+/// that have found no row and were meant for it.
 #[must_use]
 pub fn removal_of(removals: &[Version<'_>], row: Version<'_>, from_origin: bool) -> Option<usize> {
     let meant = removals
@@ -50,20 +54,20 @@ pub fn removal_of(removals: &[Version<'_>], row: Version<'_>, from_origin: bool)
         .map(|(place, _)| place)
 }
 
-/// A row that was taken out, and what took it.
+/// A row that was removed, and the removal that took it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Taken<'a> {
-    /// The version of the row; `None`: older than all.
+    /// Version of the row; `None`: older than all.
     pub row: Option<Version<'a>>,
-    /// That of the removal.
+    /// Version of the removal.
     pub removal: Version<'a>,
 }
 
-/// A removal finds no older row here: places in `taken`, of identical rows, of those that change
-/// hands. The first one's row goes to the removal, each other one's to the removal that has lost
-/// its row before it. That of the last has none then. Where there is no place, the removal itself
-/// has none. Each time it is the newest removal of those whose row is older than the one without.
-/// Takes as long as to sort them.
+/// Resolves a removal R that finds no older row in the table. Returns indices into `taken` (matches
+/// of identical rows): the removals that give up their rows. The first one's row goes to R, each
+/// other one's to the removal before it in the list. The last removal is then without a row; R
+/// itself is if the list is empty. Each removal in the list is the newest whose row is older than
+/// the removal that needs one. Takes as long as sorting `taken`.
 #[must_use]
 pub fn handed_on(taken: &[Taken<'_>], removal: Version<'_>) -> Vec<usize> {
     let mut by_row: Vec<(usize, &Taken<'_>)> = taken.iter().enumerate().collect();
@@ -89,8 +93,8 @@ pub fn handed_on(taken: &[Taken<'_>], removal: Version<'_>) -> Vec<usize> {
     }
 }
 
-/// How many of `hands` change hands when a row is here that is older than the last one's removal:
-/// up to the first removal that may take the row.
+/// Returns how many of `hands` give up their rows if the table has this row: those up to the first
+/// removal that may take it.
 #[must_use]
 pub fn hands_up_to(taken: &[Taken<'_>], hands: &[usize], row: Option<Version<'_>>) -> usize {
     let may_take = |place: &usize| {

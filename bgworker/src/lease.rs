@@ -1,19 +1,20 @@
-//! Bounds what a subscription may confirm to its provider before the bound is written down anew,
-//! and tells whether a slot begins after a gap. Run by the leader.
+//! Bounds what a subscription may confirm to its provider before a new bound is stored, and tells
+//! whether a slot begins after a gap. Run by the leader.
 //!
-//! A slot at the provider begins where this end has confirmed. If a slot begins later, somebody has
-//! made it anew or moved it on, and transactions in between would be missing. To notice that, the
-//! leader makes a bound durable before it confirms anything beyond. Each write of the bound costs a
-//! transaction here, so the bound has some to spare, and more on a fast stream.
+//! A slot at the provider begins at the position that the subscriber has confirmed. If it begins
+//! later, somebody has recreated or advanced it, and transactions in between would be missing. To
+//! notice that, the leader makes a bound durable before it confirms anything beyond it. Each write
+//! of the bound costs a local transaction, so the bound is set some way ahead, further on a fast
+//! stream.
 
-/// The least that is spared, in bytes of the provider's WAL.
+/// Smallest distance that the bound is set ahead, in bytes of the provider's WAL.
 const LEAST: u64 = 1 << 20;
-/// The most.
+/// Largest distance.
 const MOST: u64 = 1 << 28;
-/// Writes that come sooner after each other (ms) have twice as much to spare.
+/// If two writes follow each other faster than this (ms), the distance doubles.
 const SOON: u64 = 1000;
 
-/// The durable bound of what may be confirmed. Positions are in the provider's WAL.
+/// The durable bound of what may be confirmed. Positions are LSNs of the provider.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lease {
     up_to: u64,
@@ -22,7 +23,7 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// A lease that ends at `up_to`, at `now` (ms).
+    /// Returns a lease that ends at `up_to`, at `now` (ms).
     #[must_use]
     pub fn new(up_to: u64, now: u64) -> Self {
         Self {
@@ -48,21 +49,22 @@ impl Lease {
         Some(flushed.saturating_add(self.spare))
     }
 
-    /// The bound is durable, at `now` (ms).
+    /// Records that the bound is durable, at `now` (ms).
     pub fn extend(&mut self, up_to: u64, now: u64) {
         self.up_to = self.up_to.max(up_to);
         self.written_at = now;
     }
 
-    /// What of `flushed` may be confirmed.
+    /// Returns the position that may be confirmed: `flushed`, but not beyond the bound.
     #[must_use]
     pub fn allowed(&self, flushed: u64) -> u64 {
         flushed.min(self.up_to)
     }
 }
 
-/// Returns whether a slot that begins at `begins` leaves out something that this end lacks. This
-/// end has all up to `reached`. Between each two positions in `empty`, in order, is nothing.
+/// Returns whether a slot that begins at `begins` misses something that the subscriber lacks. The
+/// subscriber has everything up to `reached`. The WAL between each two positions in `empty`, in
+/// order, has nothing to send.
 #[must_use]
 pub fn leaves_a_gap(begins: u64, reached: u64, empty: &[(u64, u64)]) -> bool {
     let reached = empty.iter().fold(reached, |reached, &(from, to)| {
@@ -95,7 +97,7 @@ mod tests {
     #[test]
     fn a_fast_stream_writes_about_once_a_second() {
         let (mut lease, mut written, mut flushed) = (Lease::new(0, 0), 0, 0);
-        // 100 MB a second for a minute, looked at every 10 ms.
+        // 100 MB a second for a minute, checked every 10 ms.
         for tick in 0..6000_u64 {
             flushed += 1_000_000;
             if let Some(up_to) = lease.wanted(flushed, tick * 10) {
@@ -123,7 +125,7 @@ mod tests {
         assert!(leaves_a_gap(200, 80, &moved));
         assert!(leaves_a_gap(300, 100, &moved));
         assert!(!leaves_a_gap(300, 260, &moved));
-        // Two moves with nothing between them.
+        // Two advances with nothing in between.
         assert!(!leaves_a_gap(300, 90, &[(90, 200), (200, 300)]));
     }
 }

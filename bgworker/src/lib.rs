@@ -1,8 +1,8 @@
-//! What the background workers decide: what depends on what, who wins a conflict, what to do about
-//! an error.
+//! The decisions of the background workers: dependencies, conflicts, reactions to errors, progress.
 //!
-//! Pure Rust, no process of its own: `crates/apply` and `crates/workers` carry the decisions out.
-//! Everything here is a function of its arguments and is tested without a server.
+//! The processes are in `crates/workers`, which carries the decisions out together with
+//! `crates/apply`. This crate is pure Rust. Everything in it is a function of its arguments and is
+//! tested without a server.
 #![forbid(unsafe_code)]
 
 pub mod aggregate;

@@ -1,36 +1,36 @@
-//! Waits for locks that go in a circle through a prepared transaction, which PostgreSQL's deadlock
-//! detector does not see: what is prepared has no process that could be found waiting.
+//! Lock cycles through a prepared transaction. PostgreSQL's deadlock detector does not see them, as
+//! a prepared transaction has no process that could be found waiting.
 //!
-//! A transaction that a subscription has prepared here holds its locks until its end comes in the
-//! stream. So it waits for whatever is applied before that: for all of the subscription's appliers
-//! that have something in hand. When one of these waits for the prepared transaction itself, by way
-//! of any sessions, other subscriptions' appliers and what they have prepared, nothing of all that
-//! ever moves. The subscription can give the prepared transaction up: it is rolled back here, and
-//! comes as a whole when it has committed.
+//! A transaction that a subscription has prepared locally holds its locks until its end arrives in
+//! the stream. So it waits for everything that is applied before: for all of the subscription's
+//! appliers that have a current transaction. If one of these waits for the prepared transaction,
+//! the cycle never ends. The wait may be indirect: through sessions, other subscriptions' appliers
+//! and the transactions that these have prepared. The subscription can give the prepared
+//! transaction up: it is rolled back locally, and sent again as a whole once it has committed.
 
 use std::collections::{BTreeSet, HashSet};
 
-/// Who holds a lock.
+/// Holder of a lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Holder {
     /// A process, by its id.
     Process(i32),
-    /// What a subscription has prepared: the subscription's number, and the transaction's id at its
-    /// provider.
+    /// A transaction that a subscription has prepared: the subscription's number, and the
+    /// transaction's id at its provider.
     Prepared(u32, u32),
 }
 
-/// A process waits for a lock that `holder` has, or stands before it in the queue for.
+/// A process waits for a lock that `holder` has, or that `holder` precedes it in the queue for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Wait {
     /// The process.
     pub process: i32,
-    /// What it waits for.
+    /// The holder that it waits for.
     pub holder: Holder,
 }
 
-/// Transactions that `subscription` has prepared and that its own appliers wait for, by their ids
-/// at the provider. `appliers` gives the processes of a subscription.
+/// Returns the transactions that `subscription` has prepared and that its own appliers wait for, by
+/// their ids at the provider. `appliers` returns the processes of a subscription.
 #[must_use]
 pub fn through_own(
     subscription: u32,
@@ -105,7 +105,7 @@ mod tests {
             ]),
             [7]
         );
-        // No applier waits for that one.
+        // No applier waits for that process.
         assert_eq!(found(&[(99, Process(98)), (98, Prepared(MINE, 7))]), NONE);
     }
 
@@ -122,7 +122,7 @@ mod tests {
         let each_other = [(10, Prepared(OTHER, 5)), (20, Prepared(MINE, 7))];
         assert_eq!(found(&each_other), [7]);
         assert_eq!(found(&each_other[..1]), NONE);
-        // Whose end is not held up by this one.
+        // The end of transaction 5 does not depend on this subscription.
         assert_eq!(found(&[(10, Prepared(OTHER, 5)), (20, Process(99))]), NONE);
     }
 

@@ -1,54 +1,55 @@
-//! Decides how a relation of the stream belongs to a subscription, by its name. Run by the leader
-//! when the first change of a relation comes, and again after the local table was altered.
+//! Decides by its name how a relation of the stream belongs to a subscription. Run by the leader
+//! when the first change of a relation arrives, and again after the local table was altered.
 //!
 //! Changes find their table by name. `braid.subscription_table` remembers the name together with
-//! the table that had it. If another table has the name now, the former one was rebuilt, made anew
+//! the table that had it. If another table has the name now, the former one was rebuilt, recreated
 //! or swapped. The verdict then depends on whether the new table has all rows of the former one.
 //!
-//! Invariant: a change is applied, or its table is known to be left out, or the subscription stops.
+//! Invariant: a change is applied, or its table is recorded as left out, or the subscription stops.
 //! Pure.
 
-/// The relation of this database that has the name.
+/// The local relation that has the name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Here {
-    /// None.
+    /// There is none.
     Absent,
     /// An ordinary or a partitioned table.
     Table,
-    /// A view, a sequence or another relation without rows of its own that could be written.
+    /// A view, a sequence or another relation without writable rows of its own.
     Other,
 }
 
-/// What the subscription knows of the table that has the name.
+/// The subscription's entry for the local table that has the name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KnownAs {
-    /// Nothing.
+    /// There is no entry.
     Unknown,
-    /// The table belongs to it under this name.
+    /// The table belongs to the subscription under this name.
     ThisName,
-    /// The table belongs to it under another name: it was renamed here.
+    /// The table belongs to the subscription under another name: it was renamed locally.
     OtherName {
-        /// The provider's relation came under that other name earlier, so both were renamed.
+        /// Earlier in the stream the provider's relation had that other name, so it was renamed
+        /// too.
         renamed_there: bool,
     },
 }
 
-/// The table that has the name of another one, which belongs to the subscription.
+/// A table that has taken over the name of another one, which belongs to the subscription.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(
     clippy::struct_excessive_bools,
     reason = "each is a fact of its own, read from a catalog"
 )]
 pub struct Successor {
-    /// The former table was copied.
+    /// The initial copy of the former table was complete.
     pub was_ready: bool,
     /// The table has no rows.
     pub is_empty: bool,
-    /// The table got its name in the transaction that made it.
+    /// The transaction that created the table also gave it the name.
     pub made_with_name: bool,
-    /// That transaction also filled it.
+    /// The transaction that created the table also filled it.
     pub filled_when_made: bool,
-    /// A key finds its rows.
+    /// Rows are found by a key.
     pub is_keyed: bool,
     /// Other nodes send changes as well.
     pub others_write: bool,
@@ -57,30 +58,30 @@ pub struct Successor {
 /// The verdict on a relation's changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// They are applied.
+    /// Apply the changes.
     Member,
-    /// They are applied; the table is known under its new name from now on.
+    /// Apply the changes, and record the table's new name.
     Rename,
-    /// The table is new and joins the subscription.
+    /// Add the new table to the subscription.
     Join,
-    /// They are left out: the publication has gained the table, but nobody refreshed the
-    /// subscription.
+    /// Leave the changes out: the publication has gained the table, but the subscription was not
+    /// refreshed.
     LeaveOut,
-    /// They are applied: the table was rebuilt with the rows of the former one.
+    /// Apply the changes: the table was rebuilt with the rows of the former one.
     CarryOn,
-    /// They are applied after the table was copied beside the rows that it has.
+    /// Copy the table, keeping its rows, then apply the changes.
     Copy {
-        /// The table is not copied if somebody writes to it first.
+        /// Do not copy the table if somebody writes to it first.
         unless_filled: bool,
     },
-    /// The subscription stops: nothing tells what the table lacks.
+    /// Stop the subscription: it is unknown which rows the table lacks.
     Stop,
-    /// There is nothing to apply them to. The provider is asked for the reason.
+    /// Ask the provider for the reason, as there is no table to apply the changes to.
     Ask,
 }
 
-/// Decides about a relation. If another table belongs to the subscription under the name,
-/// `successor` is needed.
+/// Decides about a relation. `successor` is required if another table belongs to the subscription
+/// under the name.
 #[must_use]
 pub fn decide(
     here: Here,
@@ -105,16 +106,16 @@ pub fn decide(
 
 fn succeed(known_as: KnownAs, table: Successor) -> Verdict {
     if table.is_empty {
-        // Two nodes that make such a table anew would wait for each other while they copy it.
+        // Two nodes that recreate such a table would wait for each other during the copies.
         let unless_filled = !table.is_keyed && table.others_write;
         return Verdict::Copy { unless_filled };
     }
-    // A copy that was swapped in may lack what was written to the former table after it was made.
+    // A swapped-in table may lack rows that were written to the former one after it was filled.
     if known_as != KnownAs::Unknown || !table.made_with_name {
         return Verdict::Stop;
     }
     if table.filled_when_made {
-        // The former table could not be written any more: the name was gone, or locked.
+        // The former table could not be written any more: the name was free, or locked.
         return if table.was_ready {
             Verdict::CarryOn
         } else {

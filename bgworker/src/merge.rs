@@ -1,58 +1,58 @@
-//! What becomes of a row when the user's function has been asked about a conflict, and which
-//! version it then has. Run by the appliers.
+//! Decides which row and version remain after the user's function has answered for a conflict. Run
+//! by the appliers.
 //!
-//! The version is the larger of the two that met, on every node, whichever of them was here first:
-//! so it does not tell that the one who wrote it had not seen the other. A row whose version says
-//! more than it holds is *marked*: the next change of the same origin meets [`Local::Merged`], and
-//! the function is asked again. Without the mark that change would take the row's place, and the
-//! other half would be gone here alone.
+//! On every node the version is the larger of the two in conflict, regardless of which was there
+//! first. So it does not show that its writer had not seen the other row. If a row's content is not
+//! that of its version alone, the row gets a *merge marker*: for the next change of the same origin
+//! it is [`Local::Merged`], and the function is called again. Without the marker that change would
+//! replace the row, and the other half would be lost on this node only.
 //!
-//! Where the whole row before the change is in WAL, it tells for certain what its writer had seen
+//! If WAL has the whole row before the change, it shows exactly which row the writer had seen
 //! ([`sees`]).
 
 use crate::conflict::{Action, Decision, Kind, Local, Version};
 
-/// What the function gave back.
+/// Answer of the user's function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
-    /// The row that is here.
+    /// The local row.
     Local,
-    /// The row that comes.
+    /// The incoming row.
     Remote,
-    /// Both are the same, and so is this.
+    /// The local row, which equals the incoming one.
     Both,
-    /// Another row.
+    /// A third row.
     Merged,
-    /// None.
+    /// No row.
     Nothing,
 }
 
-/// What is to be done to the row that is here, or to the gap.
+/// Action on the local row, or on its absence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MergeAction {
-    /// Nothing.
+    /// Do nothing.
     Nothing,
-    /// Write the row that the function gave.
+    /// Write the row that the function returned.
     Write,
     /// Delete the row.
     Delete,
 }
 
-/// What comes of an answer.
+/// Result of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settled {
-    /// To be done.
+    /// Action on the local row.
     pub merge_action: MergeAction,
-    /// For the history: whose row it is.
+    /// Action for the history: whose row remains.
     pub action: Action,
-    /// The row keeps the version of what was here, which is the larger one, although the incoming
-    /// transaction writes it.
+    /// The row keeps its local version, which is the larger one, although the incoming transaction
+    /// writes it.
     pub keeps_version: bool,
-    /// The row's version is to be remembered, and that it was merged.
+    /// The row gets a merge marker with its version.
     pub marked: bool,
 }
 
-/// What comes of `answer`, where a change of version `remote` met `local`.
+/// Returns what follows from `answer`, if a change of version `remote` conflicts with `local`.
 #[must_use]
 pub fn settle(answer: Answer, local: Local<'_>, remote: Version<'_>) -> Settled {
     let (exists, here) = match local {
@@ -70,7 +70,7 @@ pub fn settle(answer: Answer, local: Local<'_>, remote: Version<'_>) -> Settled 
         Answer::Local | Answer::Both if keeps_version => {
             (MergeAction::Nothing, Action::Keep, false)
         }
-        // Only its version changes.
+        // Only the row's version changes.
         Answer::Local => (MergeAction::Write, Action::Keep, true),
         Answer::Remote | Answer::Both => (MergeAction::Write, Action::Apply, keeps_version),
         Answer::Merged => (MergeAction::Write, Action::Merge, true),
@@ -83,9 +83,10 @@ pub fn settle(answer: Answer, local: Local<'_>, remote: Version<'_>) -> Settled 
     }
 }
 
-/// What was decided about an update or a delete of a row that is here, given whether it is just as
-/// the change's writer saw it. Then the change takes its place; else there is something that the
-/// writer had not seen, whatever the versions say. `kind` is that which a function is asked about.
+/// Corrects the decision about an update or a delete of an existing row. `same` tells whether the
+/// row is exactly as the change's writer saw it. If it is, the change replaces it. Otherwise the
+/// row has something that the writer had not seen, whatever the versions say, and the function is
+/// asked about `kind`.
 #[must_use]
 pub fn sees(
     decision: Decision,

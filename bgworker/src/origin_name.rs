@@ -1,6 +1,7 @@
 //! Names of replication origins.
 
-/// Node of a replication origin's name: `braid/<node>/<number>`. Other names stand for themselves.
+/// Returns the node of a replication origin's name: `braid/<node>/<number>`. Other names are
+/// returned as they are.
 #[must_use]
 pub fn node_of_origin(name: &str) -> &str {
     name.strip_prefix("braid/")
@@ -8,13 +9,13 @@ pub fn node_of_origin(name: &str) -> &str {
         .map_or(name, |(node, _)| node)
 }
 
-/// Fewest digits of an origin's number behind the OID of its database.
+/// Fewest digits of an origin's number, which follows the OID of its database.
 const NUMBER_DIGITS: usize = 4;
 /// Most digits: a server has fewer than 65,536 origins.
 const MOST_DIGITS: usize = 5;
 
-/// The digits behind the node in the name of an origin of ours: the OID of its database, and its
-/// number.
+/// Returns the digits behind the node in the name of one of Braid's origins: the OID of its
+/// database, and its number. `None` for other names.
 fn digits(name: &str) -> Option<&str> {
     let (node, digits) = name.strip_prefix("braid/")?.rsplit_once('/')?;
     let is_number = digits.len() > NUMBER_DIGITS
@@ -23,7 +24,8 @@ fn digits(name: &str) -> Option<&str> {
     (!node.is_empty() && is_number).then_some(digits)
 }
 
-/// The number in the digits of an origin's name, if they begin with the OID of this database.
+/// Returns the number in the digits of an origin's name if they begin with the OID of this
+/// database.
 fn number_below(digits: &str, database: u32) -> Option<&str> {
     let number = digits.strip_prefix(&database.to_string())?;
     let is_usual =
@@ -31,14 +33,14 @@ fn number_below(digits: &str, database: u32) -> Option<&str> {
     is_usual.then_some(number)
 }
 
-/// Whether an origin is named as ours are.
+/// Returns whether an origin's name has the form of Braid's origins.
 #[must_use]
 pub fn is_ours(name: &str) -> bool {
     digits(name).is_some()
 }
 
-/// Whether an origin belongs to this database: `braid/<node>/<OID><four digits>`. False where the
-/// number has more digits, which another database's OID may be a part of.
+/// Returns whether an origin belongs to this database: `braid/<node>/<OID><four digits>`. False if
+/// the number has more digits, as these may belong to another database's OID.
 #[must_use]
 pub fn is_of_database(name: &str, database: u32) -> bool {
     digits(name)
@@ -46,7 +48,7 @@ pub fn is_of_database(name: &str, database: u32) -> bool {
         .is_some_and(|number| number.len() == NUMBER_DIGITS)
 }
 
-/// Whether an origin of ours belongs to none of these databases.
+/// Returns whether one of Braid's origins belongs to none of these databases.
 #[must_use]
 pub fn is_left_behind(name: &str, databases: &[u32]) -> bool {
     digits(name).is_some_and(|digits| {
@@ -89,7 +91,7 @@ mod tests {
             ("braid/a/b/163950000", true),
             ("braid/paris/50000", false),
             ("braid/paris/500010000", true),
-            // Not named as ours are.
+            // Not in the form of Braid's origins.
             ("braid/paris/16395", false),
             ("braid/osaka/1", false),
             ("braid/paris/16395000x", false),

@@ -1,37 +1,37 @@
-//! Transactions that are set aside because they can't be applied (`on_error => 'park'`), and what
-//! has to wait for them. Run by the appliers.
+//! Parked transactions, which cannot be applied (`on_error => 'park'`), and later ones that have to
+//! wait for them. Run by the appliers.
 //!
-//! A parked transaction holds its keys: whatever comes later and depends on it, by the rule of
-//! [`crate::dependency`] (a common key hash, or a barrier of one on a table that the other
-//! changes), is parked behind it, and holds its own keys in turn. So of two transactions that
-//! depend on each other the earlier one is always applied first, whenever that is, and what is
-//! applied in the end is what would have been applied one after the other.
+//! A parked transaction keeps its keys. A later transaction that depends on it is parked too, and
+//! keeps its own keys in turn. Dependencies are those of [`crate::dependency`]: a common key hash,
+//! or a barrier of one on a table that the other changes. So of two transactions that depend on
+//! each other, the earlier one is always applied first, at any time. The final result equals that
+//! of applying everything in order.
 //!
 //! Numbers of parked transactions grow in the source's commit order.
 //!
 //! One difference: a trigger that may read and write anything orders its transaction with
-//! everything, and would hold everything. Here it counts as a barrier on its own table.
+//! everything, so parking it would stop everything. Here it counts as a barrier on its own table.
 //!
 //! Not for: deciding which errors are parked ([`crate::policy`]).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-/// Keys that a transaction is known by, at most. One with more holds its tables as a whole, so that
-/// memory stays bounded.
+/// Most keys that are kept for a transaction. A transaction with more counts as a barrier on all
+/// its tables, so that memory stays bounded.
 pub const MOST_KEYS: usize = 4096;
 
-/// What a transaction changes.
+/// Tables and keys that a transaction changes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Touch {
-    /// By name, and whether each is held as a whole.
+    /// Whether there is a barrier on the table, by the table's name.
     tables: BTreeMap<String, bool>,
     keys: Vec<u64>,
-    /// It has more keys than are kept.
+    /// The transaction has more keys than are kept.
     wide: bool,
 }
 
 impl Touch {
-    /// A touch that was stored: the tables that are held as a whole, the others, and the keys.
+    /// Restores a stored touch: tables with a barrier, other tables, and keys.
     #[must_use]
     pub fn stored(
         barred: impl IntoIterator<Item = String>,
@@ -48,8 +48,8 @@ impl Touch {
         }
     }
 
-    /// It changes a row of `table` whose unique keys have these hashes, or, with `barrier`,
-    /// something that no key says.
+    /// Adds a change of a row of `table` whose unique keys have these hashes. With `barrier`, it is
+    /// a change that has no key.
     pub fn change(&mut self, table: &str, barrier: bool, hashes: impl IntoIterator<Item = u64>) {
         let barrier = barrier || self.wide;
         match self.tables.get_mut(table) {
@@ -79,21 +79,21 @@ impl Touch {
         }
     }
 
-    /// Nothing more comes.
+    /// Completes the touch.
     #[must_use]
     pub fn finish(mut self) -> Self {
         self.tidy();
         self
     }
 
-    /// Its tables, and whether each is held as a whole.
+    /// Returns the tables, and whether there is a barrier on each.
     pub fn tables(&self) -> impl Iterator<Item = (&str, bool)> {
         self.tables
             .iter()
             .map(|(name, barred)| (name.as_str(), *barred))
     }
 
-    /// The keys, without those of tables that are held as a whole from the start.
+    /// Returns the keys, without those of tables that had a barrier from the start.
     #[must_use]
     pub fn keys(&self) -> &[u64] {
         &self.keys
@@ -106,7 +106,7 @@ struct Table {
     barred_by: BTreeSet<i64>,
 }
 
-/// What is parked, by number.
+/// All parked transactions, by number.
 #[derive(Debug, Default)]
 pub struct Parked {
     touches: BTreeMap<i64, Touch>,
@@ -115,7 +115,7 @@ pub struct Parked {
 }
 
 impl Parked {
-    /// A transaction is parked.
+    /// Adds a parked transaction.
     pub fn insert(&mut self, id: i64, touch: Touch) {
         self.remove(id);
         for (name, barred) in &touch.tables {
@@ -131,7 +131,7 @@ impl Parked {
         self.touches.insert(id, touch);
     }
 
-    /// It is not any more: it was applied, or given up.
+    /// Removes a transaction, which was applied or given up.
     pub fn remove(&mut self, id: i64) {
         let Some(touch) = self.touches.remove(&id) else {
             return;
@@ -155,8 +155,8 @@ impl Parked {
         }
     }
 
-    /// The latest parked transaction with a number below `before` that has to be applied before one
-    /// with this touch.
+    /// Returns the latest parked transaction with a number below `before` that has to be applied
+    /// before one with this touch.
     #[must_use]
     pub fn holder(&self, touch: &Touch, before: i64) -> Option<i64> {
         if self.touches.is_empty() {
@@ -178,24 +178,24 @@ impl Parked {
         by_table.chain(by_key).max()
     }
 
-    /// The latest parked transaction that the parked transaction `id` has to wait for.
+    /// Returns the latest parked transaction that the parked transaction `id` has to wait for.
     #[must_use]
     pub fn holder_of(&self, id: i64) -> Option<i64> {
         self.holder(self.touches.get(&id)?, id)
     }
 
-    /// Numbers, in the source's commit order.
+    /// Returns the numbers, in the source's commit order.
     pub fn ids(&self) -> impl Iterator<Item = i64> {
         self.touches.keys().copied()
     }
 
-    /// Whether this one is parked.
+    /// Returns whether this transaction is parked.
     #[must_use]
     pub fn contains(&self, id: i64) -> bool {
         self.touches.contains_key(&id)
     }
 
-    /// Whether nothing is.
+    /// Returns whether no transaction is parked.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.touches.is_empty()

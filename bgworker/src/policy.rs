@@ -1,21 +1,21 @@
-//! What to do about an error, from its SQLSTATE alone. One table.
+//! Reactions to errors, from the SQLSTATE alone. One table.
 
 use crate::sqlstate::SqlState;
 
-/// How an error is dealt with.
+/// Reaction to an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Policy {
     /// Roll back and apply the transaction again.
     Retry,
-    /// End the workers; the manager starts them again after a pause.
+    /// End the workers; the manager restarts them after a pause.
     Reconnect,
-    /// A constraint was violated: look again, as another session may have been faster; then stop.
+    /// A constraint was violated: try again, as another session may have been faster; then stop.
     Conflict,
-    /// A person has to look: the subscription stops and keeps its place.
+    /// Somebody has to intervene: the subscription stops and keeps its position.
     Stop,
 }
 
-/// The policy for an error met while a transaction was applied.
+/// Returns the policy for an error while a transaction was applied.
 #[must_use]
 pub fn for_apply(sqlstate: SqlState) -> Policy {
     match sqlstate {
@@ -33,32 +33,31 @@ pub fn for_apply(sqlstate: SqlState) -> Policy {
         | SqlState::ObjectInUse => Policy::Reconnect,
         // admin_shutdown, crash_shutdown, cannot_connect_now, database_dropped
         _ if sqlstate.is_of("57P") || sqlstate.is_of("08") => Policy::Reconnect,
-        // internal_error: an alteration of a table that is going on (a look-up in a cache that
-        // fails); seen with ALTER TABLE under load
+        // internal_error: a concurrent ALTER TABLE (a cache look-up that fails), seen under load
         SqlState::InternalError => Policy::Conflict,
         _ if sqlstate.is_of("23") => Policy::Conflict,
         _ => Policy::Stop,
     }
 }
 
-/// What becomes of a subscription that an error has stopped, met while a transaction was applied or
-/// a table copied.
+/// Fate of a subscription that was stopped by an error, while a transaction was applied or a table
+/// copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AfterStop {
-    /// A change of tables, data, functions or rights at this node may cure it: tried again by
-    /// itself, after pauses that grow.
+    /// Try again, with growing pauses: a change of tables, data, functions or privileges on this
+    /// node may remove the cause.
     TryAgain,
-    /// Nothing but a person's decision lets it go on.
+    /// Wait for a person's decision.
     Wait,
 }
 
-/// What becomes of a subscription after a stop with this error.
+/// Returns what happens to a subscription after a stop with this error.
 #[must_use]
 pub fn after_stop(sqlstate: SqlState) -> AfterStop {
     match sqlstate {
         // integrity_constraint_violation as such: a conflict whose resolution is 'error'
         SqlState::IntegrityConstraintViolation => AfterStop::Wait,
-        // internal_error: an alteration of a table that went on for long
+        // internal_error: an ALTER TABLE that took long
         SqlState::InternalError => AfterStop::TryAgain,
         _ => match &sqlstate.class() {
             // feature_not_supported, cardinality_violation, data_exception, integrity constraints,
@@ -67,8 +66,8 @@ pub fn after_stop(sqlstate: SqlState) -> AfterStop {
             // PL/pgSQL raises
             b"0A" | b"21" | b"22" | b"23" | b"2B" | b"2F" | b"38" | b"39" | b"3F" | b"42"
             | b"44" | b"54" | b"P0" => AfterStop::TryAgain,
-            // 08P01 (the stream), 55000 (WAL or a rest that is gone), XX001, XX002 (damaged data)
-            // ...
+            // 08P01 (the stream), 55000 (WAL or the rest of a transaction is gone), XX001, XX002
+            // (damaged data), and others
             _ => AfterStop::Wait,
         },
     }
@@ -93,11 +92,12 @@ pub fn after_refusal(sqlstate: SqlState, message: &str) -> AfterStop {
     }
 }
 
-/// The policy for an error that the provider reported or that the connection to it met.
+/// Returns the policy for an error that the provider reported, or that occurred on the connection
+/// to it.
 #[must_use]
 pub fn for_provider(sqlstate: SqlState) -> Policy {
     match sqlstate {
-        // object_in_use: the slot is still held by a walsender that has not noticed yet
+        // object_in_use: a walsender that has not noticed yet still holds the slot
         SqlState::ObjectInUse => Policy::Reconnect,
         _ if sqlstate.is_of("57")
             || sqlstate.is_of("53")
@@ -111,33 +111,33 @@ pub fn for_provider(sqlstate: SqlState) -> Policy {
     }
 }
 
-/// The hint for an error of a provider in recovery. The error is retried: during a failover the
-/// address leads to a standby that is not promoted yet.
+/// Hint for an error of a provider in recovery. The error is retried: during a failover the address
+/// may still be that of a standby that is not promoted yet.
 pub const STANDBY_HINT: &str = "The connection string leads to a standby. The subscription goes on by itself once that server is promoted, or once the \
      connection string leads to the primary again. If neither happens, change the connection string with braid.alter_subscription.";
 
-/// Whether the provider says that WAL is gone which its walsender was reading. That comes by itself
-/// as well: a slot moves on when what was received is confirmed, by what an earlier walsender had
-/// noted down, and a checkpoint may remove what is before that while the next walsender is not past
-/// it yet (`LogicalConfirmReceivedLocation` of src/backend/replication/logical/logical.c, 15 to
-/// 18). Then the one after that does without it.
+/// Returns whether the provider reports that WAL was removed which its walsender was reading. This
+/// can happen without a fault: confirming received changes advances the slot to a position that an
+/// earlier walsender had noted, and a checkpoint may then remove WAL that the next walsender has
+/// not passed yet (`LogicalConfirmReceivedLocation` of src/backend/replication/logical/logical.c,
+/// 15 to 18). The walsender after that one does not need this WAL.
 #[must_use]
 pub fn is_wal_removed(sqlstate: SqlState, message: &str) -> bool {
-    // The second where it had read the file already: there is no errno then (`CheckXLogRemoved` of
+    // InternalError if the file was already read, as there is no errno then (`CheckXLogRemoved` of
     // src/backend/access/transam/xlog.c).
     matches!(sqlstate, SqlState::UndefinedFile | SqlState::InternalError)
         && message.contains("WAL segment")
         && message.contains("removed")
 }
 
-/// Whether an error is a failure in the sense of `disable_on_error`. A slot or an origin in use is
-/// none: a leader that starts anew may find them held by the processes of the one before.
+/// Returns whether an error counts as a failure for `disable_on_error`. A slot or an origin in use
+/// does not: when a leader restarts, the processes of the previous one may still hold them.
 #[must_use]
 pub fn is_failure(sqlstate: SqlState) -> bool {
     sqlstate != SqlState::ObjectInUse
 }
 
-/// A hint for an error of the provider that does not bring a good one.
+/// Returns a hint for an error of the provider that has no good one of its own.
 #[must_use]
 pub fn provider_hint(sqlstate: SqlState, message: &str) -> &'static str {
     match sqlstate {
@@ -168,8 +168,8 @@ pub fn provider_hint(sqlstate: SqlState, message: &str) -> &'static str {
     }
 }
 
-/// What `invalidation_reason` of a slot at the provider says (PostgreSQL 17 and later), and what to
-/// do; `None` where WAL was removed, as before there was a reason.
+/// Returns the meaning and the remedy of a slot's `invalidation_reason` at the provider (PostgreSQL
+/// 17 and later). `None` for removed WAL, which is handled as in earlier versions.
 #[must_use]
 pub fn invalidated(reason: &str) -> Option<(&'static str, &'static str)> {
     Some(match reason {
@@ -194,7 +194,7 @@ pub fn invalidated(reason: &str) -> Option<(&'static str, &'static str)> {
 }
 
 /// Returns a hint for an error about `table` that this function of PostgreSQL's source raised, if
-/// the reason is a shape of the table here that the provider's does not have (15 to 18).
+/// the cause is a difference between the local and the provider's table (15 to 18).
 #[must_use]
 pub fn cause_hint(sqlstate: SqlState, function: &str, table: &str) -> Option<String> {
     match (sqlstate, function) {
@@ -208,11 +208,11 @@ pub fn cause_hint(sqlstate: SqlState, function: &str, table: &str) -> Option<Str
     }
 }
 
-/// A hint for an error that may pass and does not bring one: what to look at if it does not.
+/// Returns a hint for a transient error without one: what to check if the error persists.
 #[must_use]
 pub fn transient_hint(sqlstate: SqlState) -> &'static str {
     match sqlstate {
-        // object_in_use: at the provider the slot, here a replication origin
+        // object_in_use: the slot at the provider, or a local replication origin
         SqlState::ObjectInUse => {
             "A process of an earlier connection still holds it and will let go. If none does, look for the slot's active_pid in \
              pg_replication_slots at the provider, or for another subscriber that uses the same slot."
@@ -238,8 +238,8 @@ pub fn transient_hint(sqlstate: SqlState) -> &'static str {
     }
 }
 
-/// Pause before start number `attempt` (from 1), in milliseconds: doubles from `first` up to
-/// `most`.
+/// Returns the pause before start number `attempt` (from 1), in milliseconds: it doubles from
+/// `first` up to `most`.
 #[must_use]
 pub fn backoff_ms(attempt: u32, first: u64, most: u64) -> u64 {
     let doubled = first.saturating_mul(1 << attempt.saturating_sub(1).min(63));

@@ -1,12 +1,13 @@
-//! What may be confirmed to the provider. Run by the leader.
+//! The positions that may be confirmed to the provider. Run by the leader.
 //!
-//! Commits here reach disk later than they happen (`synchronous_commit = off`), so each applied
-//! transaction is remembered as (its end at the provider, its end here) until the local WAL is
-//! flushed past it. Positions with nothing to apply ride on what is before them.
+//! Local commits reach disk later than they happen (`synchronous_commit = off`). So each applied
+//! transaction is kept as a pair (its end at the provider, its local end) until the local WAL is
+//! flushed past it. Positions without changes to apply are confirmed with the transactions before
+//! them.
 
 use std::collections::VecDeque;
 
-/// Positions received, applied and flushed, all in the provider's WAL.
+/// Received, applied and flushed positions, all as LSNs of the provider.
 #[derive(Debug, Default)]
 pub struct Progress {
     pending: VecDeque<(u64, u64)>,
@@ -15,21 +16,22 @@ pub struct Progress {
     flushed: u64,
 }
 
-/// What to report.
+/// Positions to report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Positions {
     /// Received: the replication protocol's write position.
     pub received: u64,
-    /// Durable here: its flush position, which the slot's confirmed_flush_lsn follows.
+    /// Durable locally: the protocol's flush position, which the slot's confirmed_flush_lsn
+    /// follows.
     pub flushed: u64,
-    /// Visible here: its apply position.
+    /// Visible locally: the protocol's apply position.
     pub applied: u64,
 }
 
 impl Progress {
-    /// Start where everything before `start` is applied here, by commits that end before
-    /// `local_end`. It is not confirmed before they are durable: those of the process that led
-    /// before may not be.
+    /// Starts after `start`: everything before it is applied locally, by commits that end before
+    /// `local_end`. These may not be durable yet, as a previous leader may have made them. Nothing
+    /// is confirmed before they are.
     #[must_use]
     pub fn new(start: u64, local_end: u64) -> Self {
         Self {
@@ -40,24 +42,25 @@ impl Progress {
         }
     }
 
-    /// The stream has reached `position`.
+    /// Records that the stream has reached `position`.
     pub fn received(&mut self, position: u64) {
         self.received = self.received.max(position);
     }
 
-    /// A transaction that ends at `remote_end` is committed here, its record ending at `local_end`.
+    /// Records the local commit of a transaction that ends at `remote_end`; its record ends at
+    /// `local_end`.
     pub fn applied(&mut self, remote_end: u64, local_end: u64) {
         self.applied = self.applied.max(remote_end);
-        // What wrote nothing here has no record of its own, and a position that may lie before
-        // those of others.
+        // A transaction that wrote nothing has no local commit record, and its position may lie
+        // before those of others.
         let local_end = self
             .unflushed()
             .map_or(local_end, |last| last.max(local_end));
         self.pending.push_back((remote_end, local_end));
     }
 
-    /// The local WAL is on disk up to `local_flush`. `in_flight` says that received transactions
-    /// are not yet applied.
+    /// Records that the local WAL is flushed up to `local_flush`, and returns the positions to
+    /// report. `in_flight`: some received transactions are not applied yet.
     pub fn update(&mut self, local_flush: u64, in_flight: bool) -> Positions {
         while let Some(&(remote_end, local_end)) = self.pending.front() {
             if local_end > local_flush {
@@ -79,8 +82,8 @@ impl Progress {
         }
     }
 
-    /// Where the local WAL must be flushed to for everything applied to be durable; `None` when it
-    /// is.
+    /// Returns the LSN up to which the local WAL must be flushed to make everything applied
+    /// durable; `None` if all is.
     #[must_use]
     pub fn unflushed(&self) -> Option<u64> {
         self.pending.back().map(|(_, local_end)| *local_end)

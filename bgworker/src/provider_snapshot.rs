@@ -1,14 +1,15 @@
-//! Which transactions of the provider have ended.
+//! The provider's transactions that had ended when a table was copied.
 //!
-//! Of one that has committed, its position tells what a table's copy has of it: the copy has what
-//! committed before its own. One that was prepared before the copy's position may have committed
-//! before it or after it, which is not known yet when it is applied. The provider's snapshot, under
-//! which the table was copied, knows: what ran then is not in the copy. A transaction is in
-//! progress from when it has its id until the record of its end is written, without a gap;
-//! `pg_prepared_xacts` shows it only from some time after its PREPARE was written, which may have
-//! been decoded by then. Ids of transactions are compared as PostgreSQL does, modulo 2^32.
+//! The position of a commit tells whether a table's copy contains it: the copy has everything that
+//! committed before its own position. A transaction that was prepared before the copy's position
+//! may have committed before or after it, which is not known when it is applied. The provider's
+//! snapshot, under which the table was copied, tells: the copy does not contain transactions that
+//! were in progress then. A transaction is in progress, without a gap, from when it gets its id
+//! until the record of its end is written. `pg_prepared_xacts` does not suffice: it shows a
+//! transaction only some time after its PREPARE was written, which may have been decoded by then.
+//! Transaction ids are compared as in PostgreSQL, modulo 2^32.
 
-/// A snapshot of the provider's, from the text form of `pg_snapshot`.
+/// A snapshot of the provider, from the text form of `pg_snapshot`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProviderSnapshot {
     xmin: u32,
@@ -21,16 +22,16 @@ fn low(text: &str) -> Option<u32> {
     u32::try_from(full & 0xffff_ffff).ok()
 }
 
-/// TransactionIdPrecedes of src/backend/access/transam/transam.c, for ids that are normal.
+/// TransactionIdPrecedes of src/backend/access/transam/transam.c, for normal ids.
 fn precedes(one: u32, other: u32) -> bool {
     one.wrapping_sub(other).cast_signed() < 0
 }
 
-/// A snapshot's text as the input of `pg_snapshot` takes it.
+/// Returns a snapshot's text in a form that `pg_snapshot` accepts as input.
 ///
-/// The snapshot of a slot that was just made may end before it begins (`SnapBuildInitialSnapshot`
-/// of src/backend/replication/logical/snapbuild.c): its end follows transactions that changed
-/// catalogs alone. All before its begin is seen; nothing ran between.
+/// The snapshot of a new slot may have an xmax below its xmin (`SnapBuildInitialSnapshot` of
+/// src/backend/replication/logical/snapbuild.c), since xmax only follows transactions that changed
+/// catalogs. Everything before xmin is visible; nothing was in progress.
 #[must_use]
 pub fn ordered(text: &str) -> String {
     let mut parts = text.splitn(3, ':');
@@ -42,7 +43,7 @@ pub fn ordered(text: &str) -> String {
 }
 
 impl ProviderSnapshot {
-    /// From `xmin:xmax:xip_list`; `None` for anything else.
+    /// Parses `xmin:xmax:xip_list`; `None` for anything else.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let mut parts = text.splitn(3, ':');
@@ -60,8 +61,8 @@ impl ProviderSnapshot {
         })
     }
 
-    /// Whether this transaction had ended when the snapshot was taken: the record of its end was
-    /// written.
+    /// Returns whether this transaction had ended when the snapshot was taken: the record of its
+    /// end was written.
     #[must_use]
     pub fn sees(&self, xid: u32) -> bool {
         precedes(xid, self.xmin) || (precedes(xid, self.xmax) && !self.running.contains(&xid))
@@ -91,7 +92,7 @@ mod tests {
 
     #[test]
     fn ids_wrap_around() {
-        // 2^32 + 5 is 5 in the stream.
+        // 2^32 + 5 appears as 5 in the stream.
         let snapshot = ProviderSnapshot::parse("4294967290:4294967301:4294967295").unwrap();
         assert!(snapshot.sees(4_294_967_289));
         assert!(!snapshot.sees(u32::MAX));

@@ -1,42 +1,42 @@
-//! When the leader shows appliers the transactions that are complete. Run by the leader.
+//! When the leader publishes complete transactions to the appliers. Run by the leader.
 //!
-//! Each time costs whoever looks for something to do, so it is done for some transactions at a
-//! time, and not at once in two cases:
-//! - few small ones that are all there is in hand are kept quiet about until it is known whether
-//!   more has come; if not, the leader applies them itself;
-//! - where transactions are joined, the more there are at once the better: they wait for a moment
-//!   while the provider's messages are full, since more is about to come then.
+//! Each publication costs every process that looks for work, so transactions are published in
+//! groups, and later in two cases:
+//! - A few small ones that are the only current transactions are withheld until it is known whether
+//!   more has arrived. If not, the leader applies them itself.
+//! - If transactions are joined into batches, large groups are better. They wait for a moment while
+//!   the provider's messages are full, since more is about to arrive then.
 //!
-//! Not for: what is published how (the ring), and whose latch is set.
+//! Not for: how transactions are published (the ring), and whose latch is set.
 
 use std::time::Duration;
 
-/// Changes after which transactions are published at the latest, where each is applied as one.
+/// Most changes before transactions are published, if each is applied on its own.
 const AT_ONCE: u32 = 16;
-/// A message of so many bytes is followed by another: a provider that has nothing more to read
-/// sends what it has before it is that much.
+/// A message of this many bytes is followed by another: a provider with nothing more to read sends
+/// its messages before they are that large.
 const FULL_MESSAGE: usize = 32 << 10;
 
-/// The transactions that are complete and not published.
+/// Complete transactions that are not published.
 #[derive(Debug)]
 pub struct Unpublished {
-    /// How many of the last ones are kept quiet about: then they are all.
+    /// Number of withheld transactions. If there are any, there are no others.
     quiet: u64,
-    /// Changes, or more, of the others.
+    /// Changes of the others; a transaction counts as at least one.
     changes: u32,
-    /// With how many of these they are published at the latest.
+    /// Number of changes at which they are published.
     at_once: u32,
-    /// They are joined.
+    /// Transactions are joined into batches.
     gathers: bool,
     /// Bytes of the last message.
     last_length: usize,
 }
 
 impl Unpublished {
-    /// How long what is to be joined waits for more of it.
+    /// How long transactions that are to be joined wait for more.
     pub const MOMENT: Duration = Duration::from_millis(1);
 
-    /// None yet. `joined`: they are joined, so many changes at a time.
+    /// Returns an empty set. `joined`: transactions are joined, up to this many changes at a time.
     #[must_use]
     pub fn new(joined: Option<u32>) -> Self {
         Self {
@@ -48,35 +48,35 @@ impl Unpublished {
         }
     }
 
-    /// There are none.
+    /// Returns whether there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.quiet == 0 && self.changes == 0
     }
 
-    /// There are some that nobody keeps quiet about.
+    /// Returns whether there are transactions that are not withheld.
     #[must_use]
     pub fn is_due(&self) -> bool {
         self.changes != 0
     }
 
-    /// How many are kept quiet about.
+    /// Returns the number of withheld transactions.
     #[must_use]
     pub fn quiet(&self) -> u64 {
         self.quiet
     }
 
-    /// One more is kept quiet about.
+    /// Adds a withheld transaction.
     pub fn keep_quiet(&mut self) {
         self.quiet += 1;
     }
 
-    /// Those that were kept quiet about, which is over.
+    /// Stops withholding and returns how many transactions were withheld.
     pub fn take_quiet(&mut self) -> u64 {
         std::mem::take(&mut self.quiet)
     }
 
-    /// One more, and no word about those before it is kept any longer. Whether all are to be
+    /// Adds a transaction and stops withholding the earlier ones. Returns whether all are to be
     /// published now.
     pub fn add(&mut self, changes: u32) -> bool {
         let quiet = u32::try_from(self.take_quiet()).unwrap_or(u32::MAX);
@@ -87,18 +87,18 @@ impl Unpublished {
         self.changes >= self.at_once
     }
 
-    /// All are published.
+    /// Records that all are published.
     pub fn clear(&mut self) {
         self.quiet = 0;
         self.changes = 0;
     }
 
-    /// The provider has sent a message of so many bytes.
+    /// Records that the provider has sent a message of `length` bytes.
     pub fn message(&mut self, length: usize) {
         self.last_length = length;
     }
 
-    /// Whether what is complete may wait for more, so long after the last message.
+    /// Returns whether complete transactions may wait for more, this long after the last message.
     #[must_use]
     pub fn awaits_more(&self, since_message: impl FnOnce() -> Duration) -> bool {
         self.is_due()
@@ -117,7 +117,7 @@ mod tests {
         let mut unpublished = Unpublished::new(None);
         assert!(unpublished.is_empty());
         for _ in 1..AT_ONCE {
-            // Of no change, it counts all the same.
+            // A transaction without changes counts too.
             assert!(!unpublished.add(0));
         }
         assert!(unpublished.is_due());
@@ -138,7 +138,7 @@ mod tests {
         assert!(!unpublished.add(AT_ONCE - 3));
         assert_eq!(unpublished.quiet(), 0);
         assert!(unpublished.add(1));
-        // Or the leader has applied them.
+        // Or the leader has applied them itself.
         unpublished.clear();
         unpublished.keep_quiet();
         assert_eq!(unpublished.take_quiet(), 1);

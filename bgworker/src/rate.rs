@@ -1,27 +1,27 @@
-//! How fast a subscriber reads: a token bucket that several processes take from, as one number in
-//! memory that they share.
+//! Limits how fast a subscriber reads: a token bucket that several processes share, as one number
+//! in shared memory.
 //!
-//! The number is a time: up to when what was taken is paid for. Tokens are the time between it and
-//! now, at most [`BURST`] of it, and a debt where it lies ahead of now. Whoever takes may do so
-//! whenever there is no debt, and as much as it needs, for a record can't be read in part: a large
-//! one is paid for afterwards.
+//! The number is a time: everything taken is paid for up to then. If it lies before now, the
+//! difference, at most [`BURST`], is credit; if it lies ahead of now, the difference is debt. A
+//! process may take if there is no debt, and then as much as it needs: a record cannot be read in
+//! part, so a large one is paid for afterwards.
 //!
-//! So over any stretch of time `t`, at most `rate * (t + BURST)` is taken before the last of those
-//! who take, whose part comes on top (of as many processes as take at the very same moment).
-//! Nothing is lost to rounding: what a price leaves over is added to the next.
+//! So over any stretch of time `t`, at most `rate * (t + BURST)` is taken, not counting the last
+//! take (of as many processes as take at that very moment). Nothing is lost to rounding: the
+//! remainder of a price is added to the next.
 //!
-//! Run by leaders and copy workers, set by the manager. All times are nanoseconds of one clock that
-//! never steps back.
+//! Run by leaders and copy workers, set by the manager. All times are nanoseconds of one monotonic
+//! clock.
 
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Nanoseconds for which tokens can be saved up.
+/// Largest credit, in nanoseconds.
 pub const BURST: u64 = 100_000_000;
 
 const SECOND: u128 = 1_000_000_000;
 
-/// A bucket. Fresh memory, all zeros, is a full one.
+/// A bucket. Zeroed memory is a full one.
 #[repr(transparent)]
 #[derive(Debug, Default)]
 pub struct Bucket {
@@ -29,13 +29,13 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    /// Nanoseconds until something may be taken; 0: now.
+    /// Returns the nanoseconds until something may be taken; 0: now.
     #[must_use]
     pub fn ready_in(&self, now: u64) -> u64 {
         self.paid_until.load(Ordering::Relaxed).saturating_sub(now)
     }
 
-    /// Take something at a price, which may leave a debt.
+    /// Takes something at a price in nanoseconds, which may leave a debt.
     pub fn take(&self, now: u64, price: u64) {
         let paid = |paid: u64| paid.max(now.saturating_sub(BURST)).saturating_add(price);
         self.paid_until
@@ -45,22 +45,22 @@ impl Bucket {
             .ok();
     }
 
-    /// Forget debts: they were made under another limit.
+    /// Clears debts, which were made under another limit.
     pub fn settle(&self, now: u64) {
         self.paid_until.fetch_min(now, Ordering::Relaxed);
     }
 }
 
-/// What is to be paid under a limit, by one process.
+/// Computes prices under a limit, for one process.
 #[derive(Debug, Clone)]
 pub struct Price {
     per_second: NonZeroU64,
-    /// What the last price left over, in parts of a nanosecond: below `per_second`.
+    /// Remainder of the last price, in parts of a nanosecond: below `per_second`.
     left_over: u64,
 }
 
 impl Price {
-    /// Under a limit of so many units a second.
+    /// Returns the prices under a limit of `per_second` units a second.
     #[must_use]
     pub fn new(per_second: NonZeroU64) -> Self {
         Self {
@@ -69,13 +69,13 @@ impl Price {
         }
     }
 
-    /// The limit.
+    /// Returns the limit.
     #[must_use]
     pub fn per_second(&self) -> NonZeroU64 {
         self.per_second
     }
 
-    /// Nanoseconds for so many units.
+    /// Returns the price of `units` in nanoseconds.
     pub fn of(&mut self, units: u64) -> u64 {
         let rate = u128::from(self.per_second.get());
         let total = u128::from(units) * SECOND + u128::from(self.left_over);
@@ -94,7 +94,7 @@ mod tests {
         Price::new(NonZeroU64::new(per_second).unwrap_or(NonZeroU64::MIN))
     }
 
-    /// Units that cost `nanos` at most, as a fraction-free comparison: units * SECOND.
+    /// Returns the units that cost `nanos` at most, times SECOND to avoid fractions.
     fn worth(nanos: u128, per_second: u64) -> u128 {
         nanos * u128::from(per_second)
     }
@@ -104,7 +104,7 @@ mod tests {
         let (bucket, mut price) = (Bucket::default(), rate(1000));
         let start = 5_000_000_000;
         assert_eq!(bucket.ready_in(start), 0);
-        // 100 are saved up; 1,000 more cost a second.
+        // 100 are credit; 1,000 more cost a second.
         bucket.take(start, price.of(1100));
         assert_eq!(bucket.ready_in(start), 1_000_000_000);
         assert_eq!(bucket.ready_in(start + 999_999_999), 1);
@@ -129,7 +129,7 @@ mod tests {
         let mut fast = rate(u64::MAX);
         assert_eq!(fast.of(u64::MAX), 1_000_000_000);
         assert_eq!(fast.of(1), 0);
-        // Time that seems to stand still or to go back is no credit.
+        // If time seems to stand still or to go back, there is no credit.
         let bucket = Bucket::default();
         let mut price = rate(10);
         bucket.take(2_000_000_000, price.of(10));
@@ -145,8 +145,8 @@ mod tests {
         assert_eq!(paid, 1_000_000);
     }
 
-    /// Takers that are always ready, each at its own pace, for a while. What was taken: when and
-    /// how much.
+    /// Runs processes that are always ready to take, each at its own pace, for a while. Returns
+    /// when each take happened, and how much it took.
     fn takers(per_second: u64, sizes: &[u64], gaps: &[u64], processes: usize) -> Vec<(u64, u64)> {
         let bucket = Bucket::default();
         let mut prices: Vec<Price> = (0..processes).map(|_| rate(per_second)).collect();
@@ -155,7 +155,7 @@ mod tests {
         for (turn, (size, gap)) in sizes.iter().zip(gaps.iter().cycle()).enumerate() {
             now += gap;
             now += bucket.ready_in(now);
-            // Nobody takes between the look and the taking, but for those at the same moment.
+            // No process takes between the check and the take, except those of the same moment.
             let mut together = 1 + turn % processes;
             while together > 0 {
                 together -= 1;
@@ -181,8 +181,7 @@ mod tests {
                 let mut sum = 0_u128;
                 let Some((from, _)) = taken.get(first) else { continue };
                 for (at, size) in taken.iter().skip(first) {
-                    // What is taken at this moment comes on top; so does what each process still
-                    // has left over.
+                    // Takes of this moment come on top, and so do the remainders of each process.
                     let before: u128 = taken.iter().skip(first).filter(|(t, _)| t < at).map(|(_, s)| u128::from(*s)).sum();
                     let allowed = worth(u128::from(at - from) + u128::from(BURST) + processes as u128, per_second);
                     prop_assert!(before * SECOND <= allowed, "{} units in {} ns at {}/s", before, at - from, per_second);
@@ -200,8 +199,8 @@ mod tests {
             let taken = takers(per_second, &sizes, &[0], 1);
             let (Some((start, _)), Some((end, last))) = (taken.first(), taken.last()) else { return Ok(()) };
             let before: u128 = taken.iter().map(|(_, size)| u128::from(*size)).sum::<u128>() - u128::from(*last);
-            // All that time was worth was taken, but for less than a nanosecond, and the burst on
-            // top where it was needed.
+            // Everything that this time was worth was taken, up to a nanosecond, and the burst on
+            // top if it was needed.
             prop_assert!(before * SECOND + u128::from(per_second) >= worth(u128::from(end - start), per_second));
             prop_assert!(before * SECOND <= worth(u128::from(end - start) + u128::from(BURST) + 1, per_second));
         }

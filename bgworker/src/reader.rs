@@ -1,21 +1,21 @@
-//! What is remembered of who reads a replication slot: in one word for each slot, in shared memory.
-//! Written by the walsender, asked by appliers.
+//! Wishes of a replication slot's reader: one word for each slot, in shared memory. Written by the
+//! walsender, read by appliers.
 //!
 //! Not for: which slots there are.
 
-/// What a slot's reader wants.
+/// The changes that a slot's reader wants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reader {
-    /// It has not said yet.
+    /// Not known yet.
     Unknown,
-    /// It is a node that wants what others wrote, too.
+    /// The reader is a node that also wants changes of other origins.
     All,
-    /// What was written here, or it is no node.
+    /// The reader wants only changes of this node, or is not a node.
     Rest,
 }
 
-/// What is kept of one: the reader in the lowest bits, and of whose slot it is in the others, as
-/// places are used again.
+/// Returns the word for a slot: the reader in the lowest two bits, a hash of the slot's name in the
+/// others, as PostgreSQL reuses the places of slots.
 #[must_use]
 pub fn word(name: &[u8], reader: Reader) -> u32 {
     // FNV-1a.

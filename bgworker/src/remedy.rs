@@ -1,16 +1,16 @@
-//! Calls that a hint names get their arguments, so that a user can run them as they stand. Pure;
-//! used where the failure of a subscription is written down, which knows whose failure it is.
+//! Adds arguments to the calls that a hint names, so that a user can run them directly. Pure; used
+//! when a subscription's failure is recorded, as the subscription is known then.
 
 use crate::sql_text::quote_literal;
 
-/// Whose failure a hint is about.
+/// The failure that a hint is about.
 #[derive(Debug, Clone, Copy)]
 pub struct Subject<'a> {
     /// Name of the subscription.
     pub subscription: &'a str,
-    /// Commit position of the transaction that failed, as text; `None` if none did.
+    /// Commit position of the failed transaction, as text; `None` if there is none.
     pub position: Option<&'a str>,
-    /// The table that was copied, quoted as in SQL; `None` if the failure is no copy's.
+    /// The table that was copied, quoted as in SQL; `None` if the failure is not about a copy.
     pub table: Option<&'a str>,
 }
 
@@ -26,8 +26,8 @@ impl Subject<'_> {
     }
 }
 
-/// Returns the hint with arguments behind the names of functions that lack them, as far as these
-/// are known. A name with arguments stays.
+/// Returns the hint with arguments after function names that lack them, as far as the arguments are
+/// known. Calls with arguments are left as they are.
 #[must_use]
 pub fn with_arguments(hint: &str, subject: Subject<'_>) -> String {
     const SCHEMA: &str = "braid.";

@@ -1,15 +1,15 @@
-//! What the user wants done about a conflict, by table and kind, and what that makes of the
-//! decision that last-update-wins (`conflict.rs`) comes to. Run by the appliers; the names are also
-//! checked where rules are set.
+//! The user's rules for conflicts, by table and kind, and how they change the decision of
+//! last-update-wins (`conflict.rs`). Run by the appliers; the names are also checked when rules are
+//! set.
 //!
-//! Only `last_update_wins` and `first_update_wins` go by the versions alone, so that all nodes come
-//! to the same row. The others say what one node does.
+//! Only `last_update_wins` and `first_update_wins` depend on the versions alone, so that all nodes
+//! end with the same row. The others define what one node does.
 
 use std::str::FromStr;
 
 use crate::conflict::{Action, Decision, Kind, Local, Version};
 
-/// What is done about a conflict.
+/// How a conflict is resolved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub enum Resolution {
     /// The larger version stays.
@@ -17,27 +17,27 @@ pub enum Resolution {
     LastUpdateWins,
     /// The smaller version stays.
     FirstUpdateWins,
-    /// The incoming change is carried out.
+    /// The incoming change is applied.
     ApplyRemote,
-    /// Nothing is done here.
+    /// The local state is kept.
     KeepLocal,
     /// The transaction is not applied: the subscription stops.
     Error,
-    /// A function of the user says what becomes of both rows.
+    /// A user's function returns the row to keep.
     Function,
 }
 
-/// A function of the user that is asked.
+/// A user's function that resolves conflicts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Function {
-    /// Its OID.
+    /// OID of the function.
     pub oid: u32,
-    /// What it writes besides goes to the other nodes, as a change of this one.
+    /// Other writes of the function are replicated, as changes of this node.
     pub replicates: bool,
 }
 
 impl Resolution {
-    /// All of them.
+    /// All resolutions.
     pub const ALL: [Self; 6] = [
         Self::LastUpdateWins,
         Self::FirstUpdateWins,
@@ -47,7 +47,7 @@ impl Resolution {
         Self::Function,
     ];
 
-    /// Its name in SQL.
+    /// Returns the resolution's name in SQL.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -61,7 +61,7 @@ impl Resolution {
     }
 }
 
-/// A name that is none of a resolution, or of a kind.
+/// The name of no resolution, or no kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("unknown name")]
 pub struct UnknownName;
@@ -69,7 +69,7 @@ pub struct UnknownName;
 impl FromStr for Resolution {
     type Err = UnknownName;
 
-    /// By its name, or by the one that Alibaba's DTS has for it (PVLDB 17(12), 2024, section 5).
+    /// Parses a resolution's name, or the one in Alibaba's DTS (PVLDB 17(12), 2024, section 5).
     fn from_str(name: &str) -> Result<Self, UnknownName> {
         let meant = match name {
             "overwrite" => "apply_remote",
@@ -95,12 +95,13 @@ impl FromStr for Kind {
     }
 }
 
-/// How far away from a table a rule was set: what is nearer counts.
+/// How far from a table a rule was set; the nearest counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
     /// For all tables.
     Default,
-    /// For a table of which it is a partition, so many levels up, at least 1.
+    /// For a partitioned table, of which the table is a partition this many levels down, at least
+    /// 1.
     Ancestor(u32),
     /// For the table itself.
     Table,
@@ -109,29 +110,29 @@ pub enum Level {
 /// A rule that may concern a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rule {
-    /// For what it was set.
+    /// Where the rule was set.
     pub level: Level,
-    /// For which kind; `None` for all.
+    /// The kind of conflict; `None` for all kinds.
     pub kind: Option<Kind>,
-    /// What is to be done.
+    /// The resolution.
     pub resolution: Resolution,
-    /// Who is asked, if that is it.
+    /// The function to call, if the resolution is a function.
     pub function: Option<Function>,
 }
 
-/// What is done about each kind of conflict in one table.
+/// The resolution of each kind of conflict in one table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Rules {
     resolutions: [(Resolution, Option<Function>); Kind::ALL.len()],
-    /// A function is asked about some kind.
+    /// Some kind is resolved by a function.
     asks: bool,
-    /// Rows may be there that were made of several.
+    /// The table may have merged rows.
     has_merged: bool,
 }
 
 impl Rules {
-    /// The nearest rule counts for each kind, and of the rules for one table that for the kind
-    /// alone.
+    /// Selects for each kind the nearest rule; at the same level a rule for the kind comes before
+    /// one for all kinds.
     #[must_use]
     pub fn new(rules: &[Rule]) -> Self {
         let rank = |rule: &Rule| {
@@ -159,8 +160,8 @@ impl Rules {
         }
     }
 
-    /// The same, and rows may be there that were made of several, by functions that were asked
-    /// before or by rules for columns.
+    /// Returns the rules for a table that may have merged rows (if `may_be`), from functions that
+    /// were called before or from rules for columns.
     #[must_use]
     pub fn with_merged_rows(self, may_be: bool) -> Self {
         Self {
@@ -169,13 +170,13 @@ impl Rules {
         }
     }
 
-    /// Whether a row may be one that was made of several.
+    /// Returns whether a row may be a merged one.
     #[must_use]
     pub fn may_have_merged_rows(&self) -> bool {
         self.has_merged || self.asks
     }
 
-    /// Whether the newer version wins whatever meets.
+    /// Returns whether the newer version wins in every conflict.
     #[must_use]
     pub fn go_by_versions(&self) -> bool {
         self.resolutions
@@ -183,7 +184,7 @@ impl Rules {
             .all(|(resolution, _)| *resolution == Resolution::LastUpdateWins)
     }
 
-    /// Whether a function is asked about some kind.
+    /// Returns whether some kind is resolved by a function.
     #[must_use]
     pub fn asks(&self) -> bool {
         self.asks
@@ -198,23 +199,23 @@ impl Rules {
             .unwrap_or_default()
     }
 
-    /// Who is asked about a kind.
+    /// Returns the function for a kind.
     #[must_use]
     pub fn function(&self, kind: Kind) -> Option<Function> {
         self.find(kind).1
     }
 
-    /// What is done about a kind.
+    /// Returns the resolution of a kind.
     #[must_use]
     pub fn of(&self, kind: Kind) -> Resolution {
         self.find(kind).0
     }
 
-    /// The decision on a change of version `remote` that meets `local`, given that of
-    /// last-update-wins. What is no conflict stays as it is.
+    /// Applies the rules to the decision of last-update-wins about a change of version `remote`
+    /// that conflicts with `local`. A decision without a conflict is returned as it is.
     ///
     /// # Errors
-    /// The kind, when the rule for it is `error`.
+    /// The kind, if its rule is `error`.
     pub fn resolve(
         &self,
         decision: Decision,
@@ -225,7 +226,7 @@ impl Rules {
             return Ok(decision);
         };
         let decided = |action, reason| Decision {
-            // Where there is no row, nothing can be deleted.
+            // Without a row, nothing can be deleted.
             action: if kind == Kind::DeleteMissing {
                 Action::Keep
             } else {
@@ -259,7 +260,7 @@ impl Rules {
             )),
             Resolution::KeepLocal => Ok(decided(Action::Keep, "what is here is kept")),
             Resolution::Error => Err(kind),
-            // There is no row that it could say anything about.
+            // There is no row to call the function with.
             Resolution::Function if kind == Kind::DeleteMissing => Ok(decision),
             Resolution::Function => Ok(Decision {
                 action: Action::Ask,
@@ -399,8 +400,7 @@ mod tests {
         }
     }
 
-    /// Two rows that meet on two nodes, each being local on one: both nodes keep the same one, the
-    /// older.
+    /// Two rows conflict on two nodes, each being local on one: both nodes keep the older one.
     #[test]
     fn first_update_wins_keeps_one_row_on_both_nodes() {
         let rules = all(Resolution::FirstUpdateWins);

@@ -1,34 +1,34 @@
-//! Where a leader's stream goes on, what of it is committed here already, and the order in which
-//! its transactions arrive. Run by the leader.
+//! Where a leader's stream resumes, which of its transactions are already committed locally, and
+//! the order in which they arrive. Run by the leader.
 //!
-//! Earlier appliers may have committed transactions before others (`applied`), or the first pieces
+//! Earlier appliers may have committed transactions before others (`applied`), or the first chunks
 //! of a large one (`split`). The provider sends these again, and they are not applied again (I1).
 
 use crate::applied::AppliedAhead;
 use crate::commit_sequence::{Arrival, CommitSequence};
 
-/// A transaction of which pieces are committed here.
+/// A transaction of which the first chunks are committed locally.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HalfApplied {
-    /// Where its commit record starts at the provider.
+    /// Start LSN of its commit record at the provider.
     pub commit_lsn: u64,
-    /// How many of its changes are committed.
+    /// Number of its changes that are committed.
     pub changes: u64,
 }
 
-/// The stream from where it goes on.
+/// State of the resumed stream.
 #[derive(Debug)]
 pub struct Resumption {
     start: u64,
     commits: CommitSequence,
     ahead: AppliedAhead,
-    /// Until it comes again.
+    /// The half-applied transaction, until it arrives again.
     half_applied: Option<HalfApplied>,
 }
 
 impl Resumption {
-    /// The stream goes on at `start`. Of what comes then, `ahead` and `half_applied` are committed
-    /// here.
+    /// Returns the state of a stream that resumes at `start`. `ahead` and `half_applied` are
+    /// already committed locally.
     #[must_use]
     pub fn new(start: u64, ahead: AppliedAhead, half_applied: Option<HalfApplied>) -> Self {
         Self {
@@ -39,42 +39,43 @@ impl Resumption {
         }
     }
 
-    /// Where the stream goes on.
+    /// Returns the LSN at which the stream resumes.
     #[must_use]
     pub fn start(&self) -> u64 {
         self.start
     }
 
-    /// Whether the transaction with this commit record is committed here.
+    /// Returns whether the transaction with this commit record is committed locally.
     #[must_use]
     pub fn is_committed(&self, commit_lsn: u64) -> bool {
         self.ahead.contains(commit_lsn)
     }
 
-    /// The half-applied transaction, if its rest can't come any more: the stream is at `position`.
+    /// Returns the half-applied transaction if its rest cannot arrive any more: the stream is at
+    /// `position`.
     #[must_use]
     pub fn lost_rest(&self, position: u64) -> Option<HalfApplied> {
         self.half_applied.filter(|half| half.commit_lsn < position)
     }
 
-    /// The rest of the half-applied transaction is not wanted any more.
+    /// Forgets the half-applied transaction, as its rest is not wanted any more.
     pub fn give_up_rest(&mut self) {
         self.half_applied = None;
     }
 
-    /// A transaction begins. Returns whether it is the half-applied one, which has come then.
+    /// Begins a transaction. Returns whether it is the half-applied one, which is then forgotten.
     pub fn takes_rest(&mut self, commit_lsn: u64) -> bool {
         self.half_applied
             .take_if(|half| half.commit_lsn == commit_lsn)
             .is_some()
     }
 
-    /// A transaction has arrived whole.
+    /// Classifies a transaction that has arrived completely.
     pub fn arrive(&mut self, commit_lsn: u64, end_lsn: u64) -> Arrival {
         self.commits.arrive(commit_lsn, end_lsn)
     }
 
-    /// Whether a transaction has arrived whole.
+    /// Returns whether any transaction has arrived completely.
     #[must_use]
     pub fn has_arrived(&self) -> bool {
         self.commits.last_end() > 0

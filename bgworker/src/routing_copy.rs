@@ -1,4 +1,4 @@
-//! Which rows of a routed table a copy takes: those that belong to the subscriber.
+//! The rows of a routed table that a copy contains: those that belong to the subscriber.
 //!
 //! Example: the guard of `orders` at the provider is `braid.is_here('public.orders'::regclass,
 //! tenant_id, order_id, created_at)`. It says which rows belong to the provider. Node `tokyo`
@@ -6,22 +6,23 @@
 //! created_at)` is true.
 //!
 //! The text is PostgreSQL's own (`pg_get_expr` under `search_path = pg_catalog`), so its names are
-//! qualified and quoted. A string in it may hold anything, also the text of a call: so the
-//! arguments are found by reading the text token by token.
+//! qualified and quoted. A string in it may contain anything, even the text of a call. So the text
+//! is read token by token to find the arguments.
 
 use crate::sql_text::quote_literal;
 
-/// How a guard's text begins.
+/// Beginning of a guard's text.
 const CALL: &str = "braid.is_here(";
 
-/// Whether the expression of a constraint begins as a guard does.
+/// Returns whether a constraint's expression begins like a guard.
 #[must_use]
 pub fn is_guard(expression: &str) -> bool {
     expression.trim_start().starts_with(CALL)
 }
 
-/// The condition for the rows of a table that belong to a node, by the expression of the table's
-/// constraint. `None` if the expression is not one call of `braid.is_here`, so no guard.
+/// Returns the condition for the rows of a table that belong to a node, from the expression of the
+/// table's constraint. `None` if the expression is not a single call of `braid.is_here`, so no
+/// guard.
 #[must_use]
 pub fn condition(expression: &str, node: &str) -> Option<String> {
     let arguments = arguments(expression.trim())?;
@@ -29,7 +30,7 @@ pub fn condition(expression: &str, node: &str) -> Option<String> {
     Some(format!("braid.is_at({}, {arguments})", node.trim_start()))
 }
 
-/// The text of the call's arguments, if the call is all of the expression.
+/// Returns the text of the call's arguments if the call is the whole expression.
 fn arguments(expression: &str) -> Option<&str> {
     let rest = expression.strip_prefix(CALL)?;
     let end = closing(rest)?;
@@ -38,15 +39,15 @@ fn arguments(expression: &str) -> Option<&str> {
     is_all.then_some(arguments)
 }
 
-/// Where the parenthesis closes that is open before a text.
+/// Returns the position of the parenthesis that closes the one opened before the text.
 fn closing(text: &str) -> Option<usize> {
     let mut depth = 0_usize;
     let mut characters = text.char_indices().peekable();
     let mut previous = ' ';
     while let Some((at, character)) = characters.next() {
         match character {
-            // E'..' has backslashes before what they escape. Two quotes are one, and begin the text
-            // anew.
+            // In E'..' a backslash precedes an escaped character. Two quotes stand for one, and the
+            // string continues.
             '\'' | '"' => {
                 let escapes = character == '\'' && matches!(previous, 'E' | 'e');
                 loop {

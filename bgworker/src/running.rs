@@ -1,94 +1,99 @@
-//! A transaction that is applied while it still runs at the provider (`streaming => 'parallel'`):
-//! what leader, its process and the applier whose turn it is say to each other. One at a time in
-//! each group.
+//! Shared state of an in-progress transaction, which is applied while it still runs at the provider
+//! (`streaming => 'parallel'`). The leader, the streaming process and the waiting applier use it.
+//! One at a time in each group.
 //!
-//! The leader keeps all that the transaction sends in a file (`leader::spool`), as it does without
-//! this. A process of its own reads the file as it grows, and applies what is in it in an open
-//! transaction; the version of what it writes is that of the commit, which is known when it commits
-//! here. Nothing relies on it: whoever meets anything that the commit's version would have to
-//! decide, who is in anybody's way, and who fails, rolls back, and the transaction is applied from
-//! the file when it has committed, or is asked for again.
+//! The leader writes all changes of the transaction to a file (`leader::spool`), as it does without
+//! this mode. The streaming process reads the file as it grows, and applies it in an open
+//! transaction. The version of the written rows is that of the commit, which is known when the
+//! transaction commits locally. Nothing depends on success. The process rolls back if a decision
+//! would need the commit's version, if it blocks another process, or on an error. Then the
+//! transaction is applied from the file once it has committed, or is requested again.
 //!
-//! | state | means | who moves it on |
-//! |---|---|---|
-//! | free | there is none | leader: started |
-//! | started | the process reads and applies, the leader adds to the file | leader: whole; anybody: given up |
-//! | whole | it has committed at the provider: all is in the file, its end is known, it is in the ring as one that is elsewhere | applier: turn; process, leader: given up |
-//! | turn | all before it is committed here | process: committed, given up; leader, when the process has ended: given up |
-//! | committed | it is committed here | leader, when the process has ended: free |
-//! | given up | nothing is left of it but what was rolled back | leader, when the process has ended: free |
+//! States:
 //!
-//! A transaction whose ring entry says "elsewhere" and that is given up after that is asked for
-//! again: the leader starts anew, and applies it in the ordinary way
-//! (`SubscriptionEntry::not_running`). Whether it was committed after all says the origin's
-//! position, as for all others (I1).
+//! - free: there is no transaction. The leader sets *started*.
+//! - started: the process reads and applies, and the leader adds to the file. The leader sets
+//!   *whole*; any process may set *given up*.
+//! - whole: the transaction has committed at the provider. The file is complete, its end is known,
+//!   and the ring has an entry that says "elsewhere". An applier sets *turn*; the process or the
+//!   leader may set *given up*.
+//! - turn: all earlier transactions are committed locally. The process sets *committed* or *given
+//!   up*; the leader sets *given up* if the process has ended.
+//! - committed: the transaction is committed locally. When the process has ended, the leader sets
+//!   *free*.
+//! - given up: the process rolls back, or has rolled back. When the process has ended, the leader
+//!   sets *free*.
+//!
+//! If a transaction is given up after its ring entry says "elsewhere", it is requested again: the
+//! leader restarts and applies it in the ordinary way (`SubscriptionEntry::not_running`). The
+//! origin's position tells whether it was committed after all, as for all other transactions (I1).
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
 
-/// The leader starts anew for a transaction that was given up late. Nothing has failed.
+/// Message of a leader that restarts because a transaction was given up late. Nothing has failed.
 pub const COMES_AGAIN: &str = "a transaction that was applied while it ran is asked for again";
 
-/// How long nothing may come of a transaction that is applied while it runs: its locks are held
-/// here, and rows that are dead stay.
+/// Longest time without new data for an in-progress transaction: it holds local locks, and keeps
+/// dead rows from being removed.
 pub const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
 
 const PATH: usize = 512;
 
-/// How far it is.
+/// State of the transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum State {
-    /// There is none.
+    /// There is no transaction.
     Free = 0,
-    /// It is applied as it comes.
+    /// The transaction is applied as it arrives.
     Started = 1,
-    /// It has committed at the provider.
+    /// The transaction has committed at the provider.
     Whole = 2,
-    /// All before it is committed here.
+    /// All earlier transactions are committed locally.
     Turn = 3,
-    /// It is committed here.
+    /// The transaction is committed locally.
     Committed = 4,
-    /// It is not applied so.
+    /// The process does not apply the transaction any more.
     GivenUp = 5,
 }
 
-/// How the transaction has ended at the provider.
+/// The transaction's end at the provider.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Ending {
-    /// Start of its commit record there.
+    /// Start LSN of its commit record.
     pub commit_lsn: u64,
-    /// End of it.
+    /// End LSN of its commit record.
     pub end_lsn: u64,
-    /// Unix microseconds.
+    /// Commit timestamp, Unix microseconds.
     pub timestamp: i64,
-    /// Its number in the ring.
+    /// Sequence number in the ring.
     pub sequence: u64,
 }
 
-/// What the process may apply.
+/// The data that the process may apply, and its preconditions.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Supply {
-    /// So many bytes of the file.
+    /// Bytes of the file that may be applied,
     pub length: u64,
-    /// Once this transaction is committed here, and all before it.
+    /// once this transaction and all earlier ones are committed locally.
     pub after: u64,
-    /// The transaction commits after this position,
+    /// The transaction commits after this LSN of the provider,
     pub read: u64,
-    /// and not before this time (Unix microseconds), if no clock steps back.
+    /// and not before this time (Unix microseconds), unless a clock steps back.
     pub newest: i64,
 }
 
-/// In the group's memory. All zero is a valid one.
+/// The state in the group's shared memory. All zeros are a valid value.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct Running {
     state: AtomicU32,
     xid: AtomicU32,
-    /// Latches: of the process, and of the applier that waits for it.
+    /// Latches of the process, and of the applier that waits for it.
     process: AtomicUsize,
     waiter: AtomicUsize,
-    /// Grows: what is read belongs together where it is even and the same before and after.
+    /// Sequence lock: a reading is consistent if this is even, and equal before and after.
     supplied: AtomicU64,
     length: AtomicU64,
     after: AtomicU64,
@@ -110,7 +115,7 @@ impl Default for Running {
 }
 
 impl Running {
-    /// Of nothing.
+    /// Returns the state without a transaction.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -133,7 +138,7 @@ impl Running {
         }
     }
 
-    /// How far it is.
+    /// Returns the state.
     #[must_use]
     pub fn state(&self) -> State {
         match self.state.load(Acquire) {
@@ -146,15 +151,15 @@ impl Running {
         }
     }
 
-    /// Move on from one state to another. False when it was not, or not any more, in that state.
+    /// Changes the state from `from` to `to`. Returns false if it was not `from`.
     fn move_on(&self, from: State, to: State) -> bool {
         self.state
             .compare_exchange(from as u32, to as u32, AcqRel, Acquire)
             .is_ok()
     }
 
-    /// Leader: a process for this transaction is about to be started. False where the path does not
-    /// fit.
+    /// Leader: prepares for starting a process for this transaction. Returns false if the path does
+    /// not fit.
     pub fn prepare(&self, xid: u32, path: &str) -> bool {
         if path.len() > PATH || self.state() != State::Free {
             return false;
@@ -172,12 +177,12 @@ impl Running {
         self.move_on(State::Free, State::Started)
     }
 
-    /// The transaction's id at the provider.
+    /// Returns the transaction's id at the provider.
     pub fn xid(&self) -> u32 {
         self.xid.load(Relaxed)
     }
 
-    /// Where its file is.
+    /// Returns the path of the transaction's file.
     pub fn path(&self) -> String {
         let length = self.path_length.load(Relaxed);
         let bytes: Vec<u8> = self
@@ -189,7 +194,7 @@ impl Running {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// Leader: so much may be applied now.
+    /// Leader: publishes how much may be applied now.
     pub fn supply(&self, supply: Supply) {
         self.supplied.fetch_add(1, AcqRel);
         self.after.store(supply.after, Relaxed);
@@ -199,7 +204,7 @@ impl Running {
         self.supplied.fetch_add(1, Release);
     }
 
-    /// Process: what may be applied. `None` while the leader is writing it down.
+    /// Process: returns what may be applied. `None` while the leader is writing it.
     pub fn supplied(&self) -> Option<Supply> {
         let before = self.supplied.load(Acquire);
         let supply = Supply {
@@ -211,8 +216,8 @@ impl Running {
         (before.is_multiple_of(2) && self.supplied.load(Acquire) == before).then_some(supply)
     }
 
-    /// Leader: the transaction has committed at the provider, and all of it was supplied. False
-    /// when the process has given up.
+    /// Leader: records that the transaction has committed at the provider, and that all of it was
+    /// supplied. Returns false if the process has given up.
     pub fn is_whole(&self, ending: Ending) -> bool {
         self.commit_lsn.store(ending.commit_lsn, Relaxed);
         self.end_lsn.store(ending.end_lsn, Relaxed);
@@ -221,7 +226,7 @@ impl Running {
         self.move_on(State::Started, State::Whole)
     }
 
-    /// How it has ended, once it is whole.
+    /// Returns the transaction's end at the provider, once the transaction is whole.
     pub fn ending(&self) -> Ending {
         Ending {
             commit_lsn: self.commit_lsn.load(Relaxed),
@@ -231,48 +236,49 @@ impl Running {
         }
     }
 
-    /// Applier: all before it is committed. What becomes of it is told to this latch.
+    /// Applier: records that all earlier transactions are committed. The process sets this latch
+    /// when it has committed or given up.
     pub fn take_turn(&self, latch: usize) {
         self.waiter.store(latch, Release);
         self.move_on(State::Whole, State::Turn);
     }
 
-    /// Process: it is committed, in a record that ends here.
+    /// Process: records the local commit, whose record ends at `local_end`.
     pub fn commit(&self, local_end: u64) -> bool {
         self.local_end.store(local_end, Relaxed);
         self.move_on(State::Turn, State::Committed)
     }
 
-    /// Where the commit record ends here, once it is committed.
+    /// Returns the local end LSN of the commit record, once the transaction is committed.
     pub fn local_end(&self) -> u64 {
         self.local_end.load(Relaxed)
     }
 
-    /// It does not come to be committed by the process. False when it was committed, or there is
-    /// none.
+    /// Gives the transaction up, so that the process does not commit it. Returns false if it was
+    /// committed, or if there is none.
     pub fn give_up(&self) -> bool {
         [State::Started, State::Whole, State::Turn]
             .into_iter()
             .any(|from| self.move_on(from, State::GivenUp))
     }
 
-    /// Leader: its process has ended. There may be another one.
+    /// Leader: frees the state, as the process has ended. Another one may follow.
     pub fn free(&self) {
         self.give_up();
         self.state.store(State::Free as u32, Release);
     }
 
-    /// Process: this is its latch.
+    /// Process: registers its latch.
     pub fn register(&self, latch: usize) {
         self.process.store(latch, Release);
     }
 
-    /// The latch of the process; 0: it has not come so far.
+    /// Returns the latch of the process; 0: not registered yet.
     pub fn process(&self) -> usize {
         self.process.load(Acquire)
     }
 
-    /// The latch of the applier that waits for it; 0: none does.
+    /// Returns the latch of the applier that waits for the transaction; 0: none does.
     pub fn waiter(&self) -> usize {
         self.waiter.load(Acquire)
     }

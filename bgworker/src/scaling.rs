@@ -1,62 +1,62 @@
-//! How many appliers a subscription has: the 90-50 rule (Alibaba DTS, PVLDB 17(12), 2024, section
-//! 4.2). Run by the leader, once in a second or so.
+//! The number of appliers of a subscription: the 90-50 rule (Alibaba DTS, PVLDB 17(12), 2024,
+//! section 4.2). Run by the leader, about once a second.
 //!
 //! Between a minimum and a maximum, appliers double when their load reaches 90 % and halve when it
-//! has fallen to 50 %. The load is the larger of two shares: of their time that they have a
-//! transaction in hand, and of the rows per second that they can carry.
+//! has fallen to 50 %. The load is the larger of two shares: of the appliers' time that they spend
+//! on transactions, and of the rows per second that they can carry.
 //!
-//! Half as many at 50 % would be full, and double again at once. So that they do not swing:
-//! - the load is a moving average, and has to stay on its side of a mark for a while: briefly to
-//!   grow, longer to shrink;
-//! - they do not halve when half as many would be within a margin of 90 %, so between 42.5 and 50 %
-//!   nothing happens;
-//! - after each change there is a pause in which its effect shows, and after a halving that had to
-//!   be taken back sooner than another could have followed, the next one waits twice as long, up to
-//!   a limit;
-//! - they do not double when they mostly wait for each other, nor when the last doubling has
-//!   brought nothing: then something else is the bottleneck.
+//! Half as many appliers at 50 % would be full, and would double again at once. To prevent
+//! oscillation:
+//! - The load is a moving average. It has to stay beyond a threshold for a while: briefly to grow,
+//!   longer to shrink.
+//! - Appliers do not halve if half as many would be within a margin of 90 %. So between 42.5 and 50
+//!   % nothing happens.
+//! - After each change there is a pause in which its effect shows. If a halving had to be reverted
+//!   before another could have followed, the next one waits twice as long, up to a limit.
+//! - Appliers do not double if they mostly wait for each other, or if the last doubling has brought
+//!   nothing: then the bottleneck is elsewhere.
 //!
-//! Every look has a decision, also one to stay, with its reason in numbers.
+//! Each sample leads to a decision, possibly to stay, with its reason in numbers.
 //!
 //! Not for: measuring, starting or stopping processes.
 
 use std::fmt;
 use std::time::Duration;
 
-/// Between what the number of appliers moves, and what one of them can carry.
+/// Bounds of the number of appliers, and the capacity of one.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Limits {
-    /// Never fewer; at least 1.
+    /// Fewest appliers; at least 1.
     pub minimum: usize,
-    /// Never more; at least `minimum`.
+    /// Most appliers; at least `minimum`.
     pub maximum: usize,
-    /// Rows per second that one applier can carry; `None` when only time counts.
+    /// Rows per second that one applier can carry; `None` if only time counts.
     pub rows_per_applier: Option<f64>,
 }
 
-/// Marks and times. The default is the rule as documented.
+/// Thresholds and times. The default is the documented rule.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rule {
-    /// Load from which on they double.
+    /// Load from which on appliers double.
     pub grow_at: f64,
-    /// Load down to which they halve.
+    /// Load down to which appliers halve.
     pub shrink_at: f64,
-    /// Half as many must stay this far below `grow_at`.
+    /// The projected load of half as many appliers must stay this far below `grow_at`.
     pub margin: f64,
     /// Time constant of the average.
     pub smoothing: Duration,
-    /// The load must be at `grow_at` for so long.
+    /// How long the load must be at `grow_at`.
     pub grow_after: Duration,
-    /// The load must be at `shrink_at` for so long.
+    /// How long the load must be at `shrink_at`.
     pub shrink_after: Duration,
-    /// The longest that it becomes after halvings that were taken back.
+    /// Largest value that this time gets after reverted halvings.
     pub shrink_after_at_most: Duration,
-    /// Nothing happens for so long after a change.
+    /// Pause after a change.
     pub pause: Duration,
-    /// Of their time with a transaction in hand, the part from which on waiting for each other is
-    /// the bottleneck.
+    /// Share of the busy time from which on waiting for other transactions counts as the
+    /// bottleneck.
     pub blocked_at: f64,
-    /// A doubling has brought something when rows per second grew by this factor.
+    /// A doubling was useful if rows per second grew by this factor.
     pub gain: f64,
 }
 
@@ -77,66 +77,67 @@ impl Default for Rule {
     }
 }
 
-/// What was measured since the last look.
+/// Measurements since the last sample.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sample {
-    /// When, on any clock that only goes forwards.
+    /// Time of the sample, on any monotonic clock.
     pub at: Duration,
-    /// Share of the appliers' time in which they had a transaction in hand, 0 to 1. Of all
-    /// appliers, whether or not they are let take any (`breadth`).
+    /// Share of all appliers' time that they spent on transactions, 0 to 1. Includes appliers that
+    /// may not take any (`breadth`).
     pub busy: f64,
-    /// Share of their time in which they had one and waited: for another transaction, or for their
-    /// turn to commit.
+    /// Share of their time in which they had a transaction and waited: for another transaction, or
+    /// for their turn to commit.
     pub waiting: f64,
-    /// Rows applied per second, by all of them.
+    /// Rows applied per second, by all appliers.
     pub rows_per_second: f64,
 }
 
-/// What the load was measured by.
+/// The kind of share that a load is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Measure {
-    /// Time.
+    /// Share of time.
     Utilisation,
-    /// Rows per second.
+    /// Share of rows per second.
     Rows,
 }
 
-/// A load, 1 being all that the appliers can carry.
+/// A load; 1 is the full capacity of the appliers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Load {
     /// The average.
     pub share: f64,
-    /// What it was measured by.
+    /// The kind of share.
     pub measure: Measure,
 }
 
-/// Why a decision was made.
+/// Reason of a decision.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Reason {
-    /// Doubled: the load has reached the upper mark.
+    /// Doubled: the load has reached the upper threshold.
     Full(Load),
-    /// Halved: the load has been at the lower mark or below for so long.
+    /// Halved: the load has been at or below the lower threshold for this long.
     Idle(Load, Duration),
-    /// The limits have moved past the number of appliers.
+    /// The new limits exclude the number of appliers.
     Limits(Limits),
-    /// Stays: the load is between the marks.
+    /// Unchanged: the load is between the thresholds.
     Between(Load),
-    /// Stays: the load is at the upper mark, but not yet for long enough.
+    /// Unchanged: the load is at the upper threshold, but not yet for long enough.
     NotYetFull(Load),
-    /// Stays: the load is at the lower mark, but not yet for long enough; so long is it to stay
-    /// there.
+    /// Unchanged: the load is at the lower threshold, but not yet for the required time, which is
+    /// the second value.
     NotYetIdle(Load, Duration),
-    /// Stays: the last change was a moment ago.
+    /// Unchanged: the last change was a moment ago.
     JustChanged(Load),
-    /// Stays: full, and there may be no more appliers.
+    /// Unchanged: full, at the maximum of appliers.
     AtMaximum(Load),
-    /// Stays: idle, and there may be no fewer.
+    /// Unchanged: idle, at the minimum of appliers.
     AtMinimum(Load),
-    /// Stays: half as many appliers would have this load.
+    /// Unchanged: half as many appliers would have this load.
     HalfWouldBeFull(Load, f64),
-    /// Stays: this share of their time with a transaction they wait for each other.
+    /// Unchanged: for this share of their busy time appliers wait for each other.
     Blocked(Load, f64),
-    /// Stays: the last doubling raised rows per second from the first number to the second only.
+    /// Unchanged: the last doubling raised rows per second only from the first number to the
+    /// second.
     NoGain(Load, f64, f64),
 }
 
@@ -196,32 +197,32 @@ impl fmt::Display for Reason {
     }
 }
 
-/// What to do now.
+/// The decision about the number of appliers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Decision {
-    /// When.
+    /// Time of the sample.
     pub at: Duration,
-    /// Appliers until now.
+    /// Number of appliers before.
     pub from: usize,
-    /// Appliers from now on.
+    /// Number of appliers from now on.
     pub to: usize,
-    /// Share of the time of those until now in which they had a transaction in hand: the average
-    /// that was decided by.
+    /// Share of time that the appliers spent on transactions before the change: the average that
+    /// led to the decision.
     pub busy: f64,
-    /// Rows per second, averaged likewise.
+    /// Rows per second, as such an average.
     pub rows_per_second: f64,
-    /// Why.
+    /// Reason of the decision.
     pub reason: Reason,
 }
 
 impl Decision {
-    /// Whether the number changes.
+    /// Returns whether the number changes.
     #[must_use]
     pub fn is_change(&self) -> bool {
         self.from != self.to
     }
 
-    /// Whether the load asks for more appliers, and there are to be no more all the same.
+    /// Returns whether the load demands more appliers, but there will be no more.
     #[must_use]
     pub fn is_refusal(&self) -> bool {
         matches!(
@@ -231,7 +232,7 @@ impl Decision {
     }
 }
 
-/// What is remembered of the last doubling.
+/// The last doubling.
 #[derive(Debug, Clone, Copy)]
 struct Doubling {
     at: Duration,
@@ -245,21 +246,21 @@ pub struct Scaler {
     limits: Limits,
     appliers: usize,
     last_look: Option<Duration>,
-    /// Averages of time and of rows per second.
+    /// Averages of the shares of time, and of rows per second.
     busy: f64,
     waiting: f64,
     rows: f64,
     full_since: Option<Duration>,
     idle_since: Option<Duration>,
     last_change: Option<Duration>,
-    /// Since the last doubling.
+    /// Time of the last halving, if no doubling has followed.
     last_halving: Option<Duration>,
     doubling: Option<Doubling>,
     shrink_after: Duration,
 }
 
 impl Scaler {
-    /// Start with `appliers`, or what the limits make of it.
+    /// Starts with `appliers`, clamped to the limits.
     #[must_use]
     pub fn new(rule: Rule, limits: Limits, appliers: usize) -> Self {
         let limits = sane(limits);
@@ -280,18 +281,18 @@ impl Scaler {
         }
     }
 
-    /// Appliers that there should be.
+    /// Returns the wanted number of appliers.
     #[must_use]
     pub fn appliers(&self) -> usize {
         self.appliers
     }
 
-    /// The settings have changed. What has to follow at once is decided with the next sample.
+    /// Changes the limits. Their effect follows with the next sample.
     pub fn set_limits(&mut self, limits: Limits) {
         self.limits = sane(limits);
     }
 
-    /// Look at a sample and decide.
+    /// Takes a sample and decides.
     pub fn look(&mut self, sample: Sample) -> Decision {
         self.average(sample);
         let load = self.load();
@@ -309,7 +310,7 @@ impl Scaler {
         let full_for = hold(&mut self.full_since, load.share >= self.rule.grow_at);
         let idle_for = hold(&mut self.idle_since, load.share <= self.rule.shrink_at);
         if full_for.is_none() {
-            // What was the bottleneck is not any more, or has less to do.
+            // The bottleneck is gone, or the load is lower.
             let settled = |doubling: &Doubling| at < doubling.at + self.rule.pause;
             self.doubling = self.doubling.filter(settled);
         }
@@ -345,7 +346,7 @@ impl Scaler {
             return self.stay(at, Reason::NoGain(load, doubling.rows_before, self.rows));
         }
         if let Some(halving) = self.last_halving.take() {
-            // One that did not last: be slower with the next.
+            // The halving did not last: wait longer before the next.
             self.shrink_after = if at.saturating_sub(halving) < self.shrink_after {
                 (self.shrink_after * 2).min(self.rule.shrink_after_at_most)
             } else {
@@ -367,7 +368,7 @@ impl Scaler {
         let to = (self.appliers / 2).max(self.limits.minimum);
         let projected = load.share * ratio(self.appliers, to);
         if projected > self.rule.grow_at - self.rule.margin {
-            // Not low enough, so its time does not count.
+            // The load is not low enough, so the time starts anew.
             self.idle_since = None;
             return self.stay(at, Reason::HalfWouldBeFull(load, projected));
         }
@@ -379,7 +380,8 @@ impl Scaler {
         self.change(at, to, Reason::Idle(load, idle_for))
     }
 
-    /// Averages with a time constant, so that the interval between samples does not matter.
+    /// Updates the averages with a time constant, so that the interval between samples does not
+    /// matter.
     fn average(&mut self, sample: Sample) {
         let weight = match self.last_look {
             None => 1.0,
@@ -434,7 +436,7 @@ impl Scaler {
     fn change(&mut self, at: Duration, to: usize, reason: Reason) -> Decision {
         let from = std::mem::replace(&mut self.appliers, to);
         let busy = self.busy;
-        // The same work is another share of another number of appliers.
+        // With another number of appliers, the load is another share.
         let scale = ratio(from, to);
         self.busy = (self.busy * scale).min(1.0);
         self.waiting = (self.waiting * scale).min(1.0);

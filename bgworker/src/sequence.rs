@@ -1,48 +1,48 @@
-//! Numbers of sequences that several nodes draw from: which node has which block, and when the
-//! next block is needed. Run by sessions that create sequences, by appliers, and by the sequences
-//! process of a group.
+//! Blocks of a sequence's numbers, for sequences that several nodes use: which node has which
+//! block, and when the next block is needed. Run by sessions that create sequences, by appliers,
+//! and by the sequences process of a group.
 //!
 //! A sequence's numbers are counted from 1, which stands for its START value. Each node has a first
 //! block by its node number alone, so no agreement is needed for it. Further blocks lie behind all
 //! first blocks, and are assigned by the group's log. No number is in two blocks.
 //!
-//! Not for: values that hold a time (`snowflake.rs`).
+//! Not for: values that contain a time (`snowflake.rs`).
 
 use std::fmt;
 
-/// Nodes that a group can have had: the largest node number.
+/// Most nodes that a group can ever have: the largest node number.
 pub const NODES: u64 = 1023;
 /// The largest number that can be assigned.
 const LAST_NUMBER: u64 = i64::MAX.unsigned_abs();
-/// The largest standard block: a billion, so that a value tells its block.
+/// Largest standard block: a billion, so that the digits of a value show its block.
 const LARGEST_BLOCK: u64 = 1_000_000_000;
 /// Blocks into which the numbers of a narrow type are divided.
 const PARTS: u64 = 64;
-/// Node numbers below have first blocks of full size where numbers are scarce.
+/// If numbers are scarce, node numbers up to this have first blocks of full size.
 const FEW: u64 = 15;
-/// Node numbers below have smaller ones; all others have the smallest.
+/// Node numbers up to this have smaller first blocks; all others have the smallest.
 const MANY: u64 = 127;
 /// Blocks below this size have a reserve from the start.
 const SMALL: u64 = 100_000;
-/// Values that other nodes are told of ahead of use.
+/// Fewest values by which an announced value is ahead of the last used one.
 const AHEAD_VALUES: i64 = 1000;
-/// Seconds of use that are left when the next block is taken.
+/// The next block is taken when this many seconds of use are left.
 const AHEAD: f64 = 10.0;
 
-/// A sequence's kind: how nodes come to different values.
+/// How nodes get different values from a sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Each node has blocks of its own.
+    /// Each node has its own blocks.
     Range,
-    /// Each node has every so many-th number.
+    /// Each node has every n-th number.
     Step,
-    /// Values of 64 bits hold a time, the node and a count.
+    /// Values of 64 bits contain a time, the node and a count.
     Snowflake,
-    /// Values of 53 bits hold a time, the node and a count.
+    /// Values of 53 bits contain a time, the node and a count.
     Snowflake53,
-    /// Values travel in the stream; one node draws at a time.
+    /// Values are announced in the stream; one node draws at a time.
     Follow,
-    /// Nobody changes the sequence.
+    /// The sequence is not coordinated.
     Local,
 }
 
@@ -57,7 +57,7 @@ impl Kind {
         Self::Local,
     ];
 
-    /// Its name.
+    /// Returns the kind's name.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
@@ -70,21 +70,22 @@ impl Kind {
         }
     }
 
-    /// The kind of this name.
+    /// Returns the kind with this name.
     #[must_use]
     pub fn parse(word: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.word() == word)
     }
 
-    /// Whether a sequence can have it from its creation on, without a change of a column.
+    /// Returns whether a sequence can have this kind from its creation on, without a change of a
+    /// column.
     #[must_use]
     pub const fn is_native(self) -> bool {
         !matches!(self, Self::Snowflake | Self::Snowflake53)
     }
 }
 
-/// The group's agreement on a sequence, or what came with the statement that created it: a kind, a
-/// size, a base and a span, in words that are separated by spaces.
+/// The group's agreement on a sequence, or the setting in the statement that created it. As text: a
+/// kind, a size, a base and a span, separated by spaces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Setting {
     /// The kind.
@@ -93,12 +94,12 @@ pub struct Setting {
     pub size: u64,
     /// Numbers up to this one are in no block.
     pub base: u64,
-    /// How many numbers there are; 0: as the sequence was created.
+    /// How many numbers there are; 0: as given by the sequence's definition.
     pub span: u64,
 }
 
 impl Setting {
-    /// The setting of a sequence that stays as it is.
+    /// The setting of an uncoordinated sequence.
     pub const LOCAL: Self = Self {
         kind: Kind::Local,
         size: 0,
@@ -106,7 +107,7 @@ impl Setting {
         span: 0,
     };
 
-    /// The setting of these words; `None` for others.
+    /// Parses a setting; `None` for anything else.
     #[must_use]
     pub fn parse(words: &str) -> Option<Self> {
         let mut words = words.split(' ');
@@ -127,7 +128,7 @@ impl fmt::Display for Setting {
     }
 }
 
-/// Numbers that one node has: from `start` to `end`, both included.
+/// Numbers of one node: from `start` to `end`, both included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Block {
     /// The first number.
@@ -137,34 +138,34 @@ pub struct Block {
 }
 
 impl Block {
-    /// How many numbers it has.
+    /// Returns how many numbers the block has.
     #[must_use]
     pub const fn size(self) -> u64 {
         (self.end - self.start).saturating_add(1)
     }
 
-    /// Whether it has a number.
+    /// Returns whether the block contains a number.
     #[must_use]
     pub const fn has(self, number: u64) -> bool {
         self.start <= number && number <= self.end
     }
 }
 
-/// The values of a sequence as numbers.
+/// Maps the values of a sequence to numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Values {
-    /// The value of number 1: the sequence's own START.
+    /// The value of number 1: the sequence's START.
     pub first: i64,
-    /// Its own INCREMENT. Its sign says the direction.
+    /// The sequence's INCREMENT. Its sign is the direction.
     pub increment: i64,
-    /// Its own MINVALUE.
+    /// The sequence's MINVALUE.
     pub least: i64,
-    /// Its own MAXVALUE.
+    /// The sequence's MAXVALUE.
     pub most: i64,
 }
 
 impl Values {
-    /// How many numbers there are.
+    /// Returns how many numbers there are.
     #[must_use]
     pub fn span(&self) -> u64 {
         let far = if self.increment < 0 {
@@ -175,7 +176,7 @@ impl Values {
         u64::try_from(far + 1).unwrap_or(0).min(LAST_NUMBER)
     }
 
-    /// The values with another span.
+    /// Returns the values with another span; 0 keeps it.
     #[must_use]
     pub fn with_span(self, span: u64) -> Self {
         let far = Self {
@@ -191,7 +192,7 @@ impl Values {
         }
     }
 
-    /// The value of a number.
+    /// Returns the value of a number.
     #[must_use]
     pub fn value(&self, number: u64) -> i64 {
         let far = i128::from(number) - 1;
@@ -203,7 +204,7 @@ impl Values {
         i64::try_from(value.clamp(i64::MIN.into(), i64::MAX.into())).unwrap_or(i64::MAX)
     }
 
-    /// The number of a value; 0 for one before the first.
+    /// Returns the number of a value; 0 for one before the first.
     #[must_use]
     pub fn number(&self, value: i64) -> u64 {
         let far = if self.increment < 0 {
@@ -215,7 +216,7 @@ impl Values {
     }
 }
 
-/// The standard size of a block for a span of numbers: 1, 2 or 5 times a power of ten.
+/// Returns the standard size of a block for a span of numbers: 1, 2 or 5 times a power of ten.
 #[must_use]
 pub fn standard_block(span: u64) -> u64 {
     let most = (span / PARTS).clamp(1, LARGEST_BLOCK);
@@ -228,8 +229,8 @@ pub fn standard_block(span: u64) -> u64 {
         }
 }
 
-/// The standard step for a span of numbers: more than there will ever be nodes, where numbers
-/// suffice.
+/// Returns the standard step for a span of numbers: more than the group will ever have nodes, if
+/// there are enough numbers.
 #[must_use]
 pub const fn standard_step(span: u64) -> u64 {
     if span > 1 << 32 {
@@ -241,7 +242,7 @@ pub const fn standard_step(span: u64) -> u64 {
     }
 }
 
-/// How blocks of a sequence lie.
+/// Layout of a sequence's blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Plan {
     /// How many numbers the sequence has.
@@ -253,7 +254,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Sizes of first blocks: of few nodes, of further ones, and of all others.
+    /// Returns the sizes of first blocks: of the first nodes, of further ones, and of all others.
     fn sizes(&self) -> [u64; 3] {
         let size = self.size.max(1);
         if size.saturating_mul(NODES) <= self.span / 4 {
@@ -262,7 +263,7 @@ impl Plan {
         [size, (size / 20).max(1), (size / 200).max(1)]
     }
 
-    /// Numbers in first blocks of nodes up to this number.
+    /// Returns how many numbers are in the first blocks of nodes up to this number.
     fn before(&self, nodes: u64) -> u64 {
         let [few, many, all] = self.sizes();
         let of = |from: u64, to: u64, size: u64| {
@@ -273,19 +274,20 @@ impl Plan {
             .saturating_add(of(MANY, NODES, all))
     }
 
-    /// The last number of all first blocks.
+    /// Returns the last number of all first blocks.
     #[must_use]
     pub fn first_area(&self) -> u64 {
         self.base.saturating_add(self.before(NODES))
     }
 
-    /// A block within the span.
+    /// Returns the part of a block that lies within the span.
     fn within(&self, start: u64, end: u64) -> Option<Block> {
         let end = end.min(self.span);
         (start > 0 && start <= end).then_some(Block { start, end })
     }
 
-    /// The first block of the node with this number. `None` if the sequence has too few numbers.
+    /// Returns the first block of the node with this number. `None` if the sequence has too few
+    /// numbers.
     #[must_use]
     pub fn first_block(&self, node: u16) -> Option<Block> {
         let node = u64::from(node);
@@ -297,15 +299,15 @@ impl Plan {
         self.within(start.saturating_add(1), end)
     }
 
-    /// A block that the group has assigned, as far as the sequence has its numbers.
+    /// Returns the part of an assigned block that the sequence has numbers for.
     #[must_use]
     pub fn assigned(&self, start: u64, size: u64) -> Option<Block> {
         self.within(start, start.saturating_add(size).saturating_sub(1))
     }
 
-    /// How many numbers to ask the group for, if it has assigned all below `next`. Blocks become
-    /// smaller when numbers become scarce, so that no node takes all of the rest. `None` if no
-    /// number is left.
+    /// Returns how many numbers to request from the group, if it has assigned all below `next`.
+    /// Blocks become smaller when numbers become scarce, so that no node takes all of the rest.
+    /// `None` if no number is left.
     #[must_use]
     pub fn next_size(&self, next: u64) -> Option<u64> {
         let left = self.span.checked_sub(next.checked_sub(1)?)?;
@@ -313,25 +315,25 @@ impl Plan {
     }
 }
 
-/// Whether a reserve is to be there: if the block is small, or an eighth of it is used.
+/// Returns whether a reserve is needed: if the block is small, or an eighth of it is used.
 #[must_use]
 pub const fn wants_reserve(block: Block, left: u64) -> bool {
     let size = block.size();
     size < SMALL || left <= size - size / 8
 }
 
-/// Whether the next block is to be taken, at a rate in numbers a second.
+/// Returns whether the next block is to be taken; `rate` is in numbers per second.
 #[must_use]
 #[expect(clippy::cast_precision_loss, reason = "a rough measure")]
 pub fn is_due(block: Block, left: u64, rate: f64) -> bool {
     left <= block.size() / 16 || (left as f64) < rate * AHEAD && left <= block.size() / 2
 }
 
-/// Milliseconds until the sequence is looked at again: soon, if all that is left could be used up
-/// by then.
+/// Returns the milliseconds until the sequence is checked again: soon, if the remaining numbers
+/// could be used up by then.
 #[must_use]
 pub const fn look_after_ms(left: u64) -> u64 {
-    // Two million a second is more than a server gives.
+    // No server draws more than two million numbers a second.
     let ms = left / 2_000 / 4;
     if ms < 200 {
         200
@@ -342,7 +344,7 @@ pub const fn look_after_ms(left: u64) -> u64 {
     }
 }
 
-/// Whether a value comes at or after another one, in the direction of the increment.
+/// Returns whether a value is at or after another one, in the direction of the increment.
 #[must_use]
 pub const fn has_come_to(value: i64, other: i64, increment: i64) -> bool {
     if increment < 0 {
@@ -352,17 +354,18 @@ pub const fn has_come_to(value: i64, other: i64, increment: i64) -> bool {
     }
 }
 
-/// The value that other nodes are told, if a node has used values up to `last`, has told them of
-/// values up to `told`, and has moved to `taken` itself, as another node had said. `None` if they
-/// know enough: ten times what was used since they were told.
+/// Returns the value to announce to other nodes. This node has used values up to `last` and has
+/// announced `told`. `taken` is the value to which it has moved because another node announced it.
+/// `None` if the last announcement is still far enough ahead. The lead grows to ten times the use
+/// since the last announcement.
 #[must_use]
 pub fn follow_up(last: i64, increment: i64, told: Option<i64>, taken: Option<i64>) -> Option<i64> {
     let least = increment.saturating_mul(AHEAD_VALUES);
-    // Values before the one that came from elsewhere are not this node's use.
+    // Values before the one that another node announced were not used by this node.
     let told = told.filter(|told| taken.is_none_or(|taken| has_come_to(*told, taken, increment)));
     let lead = match told {
         Some(told) if has_come_to(told, last.saturating_add(least / 2), increment) => return None,
-        // All that was told before was used within a second or two.
+        // Everything that was announced before was used within a second or two.
         Some(told) => last
             .saturating_sub(told)
             .saturating_add(least)
@@ -377,8 +380,8 @@ pub fn follow_up(last: i64, increment: i64, told: Option<i64>, taken: Option<i64
     Some(last.saturating_add(lead))
 }
 
-/// The first number after `base` that a node has in steps of `size`. `None` if another node's
-/// number would be the same.
+/// Returns the first number after `base` that a node has in steps of `size`. `None` if it would be
+/// another node's number.
 #[must_use]
 pub fn step_start(base: u64, size: u64, node: u16) -> Option<u64> {
     let node = u64::from(node);
@@ -544,7 +547,7 @@ mod tests {
                 }
             }
             prop_assert!(last <= plan.first_area());
-            // Those that the group assigns begin behind.
+            // Blocks that the group assigns begin behind the first blocks.
             let mut next = plan.first_area() + 1;
             for _ in 0..50 {
                 let Some(size) = plan.next_size(next) else { break };

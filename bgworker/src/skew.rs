@@ -1,55 +1,53 @@
-//! How far another node's clock is from this one's, from questions and answers between them.
+//! Difference between another node's clock and this one's, from requests and replies.
 //!
-//! Run by leaders. An answer was given after its question was asked and before it was read, so it
-//! says of the other clock that it showed such a time somewhere in between: an [`Exchange`] gives
-//! an interval, half as wide as the round trip to either side. It is right whatever the network
-//! did. What several of them say is what they have in common, so the quickest ones count most. An
-//! older one counts for less, by as much as clocks may drift apart ([`DRIFT`]).
+//! Run by leaders. A reply was given after its request was sent and before it was read. So the
+//! other clock showed the reply's time somewhere in between: an [`Exchange`] gives an interval of
+//! the difference, half as wide as the round trip to either side. That holds for any network.
+//! Several exchanges are combined by intersection, so the quickest ones count most. An older
+//! interval is widened by as much as clocks may drift apart ([`DRIFT`]).
 //!
-//! An exchange that has nothing in common with those before it means that a clock was set
-//! meanwhile: they are forgotten. One that was set by less than the error shows when they are too
-//! old.
+//! If an exchange has no intersection with those before it, a clock was set in the meantime, and
+//! the earlier ones are forgotten. If a clock was set by less than the error, that shows once the
+//! earlier exchanges are too old.
 //!
-//! Times of this node are of a clock that never steps back and is never set (monotonic), so that
-//! its own being set is no part of what is measured; whoever shows an offset takes the difference
-//! to the clock on the wall. All times are microseconds.
+//! Times of this node come from a monotonic clock, so setting the local clock does not affect the
+//! measurement. To show an offset, the caller adds the difference to the wall clock. All times are
+//! microseconds.
 //!
-//! Not for what an answer means that can't be told from a message without a question: see
-//! [`Burst`].
+//! Not for: telling replies from other messages; see [`Burst`].
 
 use std::collections::VecDeque;
 
 /// Exchanges that are remembered.
 const REMEMBERED: usize = 32;
-/// Microseconds in a second by which two clocks may drift apart that nobody sets: twice what a bad
-/// quartz does.
+/// Microseconds per second by which two clocks may drift apart: twice that of a bad quartz.
 pub const DRIFT: i64 = 100;
-/// So many in a row have to say that clocks are apart before it is said.
+/// Number of exchanges in a row that must show an offset before it is reported.
 const CONFIRMED: u32 = 2;
-/// It is said again after this time, as long as it is so.
+/// An offset that persists is reported again after this time, in microseconds.
 pub const REPEAT: i64 = 600_000_000;
 
-/// A question and its answer.
+/// A request and its reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Exchange {
-    /// When it was asked, by this node's monotonic clock.
+    /// When the request was sent, by this node's monotonic clock.
     pub asked: i64,
-    /// When the answer was read, by the same.
+    /// When the reply was read, by this node's monotonic clock.
     pub answered: i64,
-    /// The other node's clock as it answered.
+    /// The other node's clock when it replied.
     pub there: i64,
 }
 
-/// What the other clock shows more than this node's monotonic one.
+/// Estimated difference: the other clock minus this node's monotonic one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Estimate {
-    /// The middle of what is possible.
+    /// Middle of the possible interval.
     pub difference: i64,
-    /// How far off that can be.
+    /// Largest error of the difference.
     pub error: i64,
 }
 
-/// An interval in which the difference was at some time.
+/// An interval that contained the difference at some time.
 #[derive(Debug, Clone, Copy)]
 struct Bounds {
     at: i64,
@@ -59,7 +57,7 @@ struct Bounds {
 
 impl Bounds {
     fn of(exchange: &Exchange) -> Self {
-        // Each time was cut to whole microseconds.
+        // Each time was rounded down to whole microseconds.
         Self {
             at: exchange.answered,
             low: exchange
@@ -73,7 +71,7 @@ impl Bounds {
         }
     }
 
-    /// The same at another time.
+    /// Returns the bounds at another time: widened by the drift.
     fn aged(self, now: i64) -> Self {
         let age = now.saturating_sub(self.at).max(0);
         let drift = age.saturating_mul(DRIFT) / 1_000_000;
@@ -84,7 +82,7 @@ impl Bounds {
         }
     }
 
-    /// What two of the same time have in common.
+    /// Returns the intersection of two bounds of the same time.
     fn and(self, other: Self) -> Option<Self> {
         let low = self.low.max(other.low);
         let high = self.high.min(other.high);
@@ -107,7 +105,7 @@ pub struct Skew {
 }
 
 impl Skew {
-    /// Another exchange. By how much a clock was set meanwhile, if it was, as far as that is known.
+    /// Adds an exchange. If a clock was set in the meantime, returns by about how much.
     pub fn add(&mut self, exchange: &Exchange) -> Option<i64> {
         let new = Bounds::of(exchange);
         let before = self.bounds(new.at);
@@ -125,13 +123,13 @@ impl Skew {
         })
     }
 
-    /// What is known now; `None` before the first exchange.
+    /// Returns the current estimate; `None` before the first exchange.
     #[must_use]
     pub fn estimate(&self, now: i64) -> Option<Estimate> {
         Some(self.bounds(now)?.estimate())
     }
 
-    /// What as many of the last exchanges as agree have in common.
+    /// Returns the intersection of the latest exchanges that agree.
     fn bounds(&self, now: i64) -> Option<Bounds> {
         let mut known: Option<Bounds> = None;
         for bounds in &self.exchanges {
@@ -148,40 +146,41 @@ impl Skew {
     }
 }
 
-/// Statuses that ask for a reply, many at once, and the keepalives that answer them.
+/// A group of status messages that request a reply, sent at once, and the keepalives that answer
+/// them.
 ///
-/// A walsender answers each status that asks for a reply with a keepalive, but it also sends some
-/// of its own accord, and nothing in them tells which is which. One that was on its way when the
-/// question was asked would pass for a quick answer, and give an offset that is wrong by the time
-/// it was on its way. So [`Burst::LENGTH`] statuses go out in one write. The walsender reads them
-/// together and answers each before it does anything else (`ProcessRepliesIfAny` of
-/// src/backend/replication/walsender.c, 15 to 18): a row of so many keepalives with the same
-/// position and nearly the same time. Of its own accord it sends one each time it goes to sleep,
-/// and these are further apart.
+/// A walsender answers each status that requests a reply with a keepalive. It also sends keepalives
+/// of its own accord, and they look alike. A keepalive that was already under way when the request
+/// was sent would pass for a quick reply, and make the offset wrong by its transit time. So
+/// [`Burst::LENGTH`] statuses go out in one write. The walsender reads them together and answers
+/// each before it does anything else (`ProcessRepliesIfAny` of src/backend/replication/walsender.c,
+/// 15 to 18). The replies form a row of that many keepalives with the same position and nearly the
+/// same time. Of its own accord a walsender sends one each time it goes to sleep, and these are
+/// further apart.
 #[derive(Debug)]
 pub struct Burst {
     asked: i64,
-    /// Keepalives since then.
+    /// Keepalives received since then.
     heard: u32,
-    /// The row that the last message belongs to: its position, the provider's clock when it began,
-    /// and how long it is.
+    /// The row of keepalives that the last message belongs to: its position, the provider's clock
+    /// when it began, and its length.
     position: u64,
     began: i64,
     length: u32,
 }
 
 impl Burst {
-    /// Statuses in one.
+    /// Statuses in a burst.
     pub const LENGTH: u32 = 8;
-    /// Microseconds by the provider's clock within which all are answered.
+    /// All replies come within this time, in microseconds of the provider's clock.
     const SPREAD: i64 = 2_000;
-    /// After so many keepalives, and so long without a message, there is no answer to be expected
+    /// After enough keepalives, and this many microseconds without a message, no reply is expected
     /// any more.
     const QUIET: i64 = 5_000_000;
-    /// After this time a burst is not waited for, whatever came.
+    /// Longest time that a burst is waited for, in microseconds.
     const LONGEST: i64 = 600_000_000;
 
-    /// One that goes out now.
+    /// Returns a burst that is sent now.
     #[must_use]
     pub fn new(now: i64) -> Self {
         Self {
@@ -193,8 +192,8 @@ impl Burst {
         }
     }
 
-    /// A keepalive that asks for nothing, of a position and a time at the provider. The exchange
-    /// that is complete with it.
+    /// Takes a keepalive that requests nothing, with a position and a time of the provider. Returns
+    /// the exchange if it completes one.
     pub fn keepalive(&mut self, position: u64, there: i64, now: i64) -> Option<Exchange> {
         self.heard = self.heard.saturating_add(1);
         let goes_on = self.length > 0
@@ -212,14 +211,15 @@ impl Burst {
         })
     }
 
-    /// Any other message.
+    /// Takes any other message.
     pub fn other(&mut self) {
         self.length = 0;
     }
 
-    /// Whether it can be given up, when for so long no message has come although there was nothing
-    /// to read. Until then no other is to be sent, as its answers could be taken for that one's:
-    /// they come behind whatever the other node has sent before, which may lie unread for long.
+    /// Returns whether the burst can be given up. `quiet`: for how long no message has arrived
+    /// although there was nothing to read. Until then no other burst may be sent, as this one's
+    /// replies could be taken for those of the new one: they arrive behind everything that the
+    /// other node has sent before, which may stay unread for long.
     #[must_use]
     pub fn is_lost(&self, now: i64, quiet: i64) -> bool {
         now.saturating_sub(self.asked) > Self::LONGEST
@@ -227,26 +227,26 @@ impl Burst {
     }
 }
 
-/// What is to be said of an offset.
+/// Report about an offset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Say {
-    /// The clocks are apart by more than is to be warned of.
+    /// The clocks are apart by more than the threshold.
     Apart,
-    /// They are not any more.
+    /// The clocks agree again.
     Together,
 }
 
-/// When to warn: not of what the error could explain, not of a single exchange, and not all the
-/// time.
+/// Decides when to warn: not about an offset that the error could explain, not after a single
+/// exchange, and not repeatedly in a short time.
 #[derive(Debug, Default)]
 pub struct Alarm {
     in_a_row: u32,
-    /// When it was said last that they are apart, by the monotonic clock; 0: they are not.
+    /// When the offset was last reported, by the monotonic clock; 0: there is none to report.
     warned_at: i64,
 }
 
 impl Alarm {
-    /// As [`Alarm::warned_at`] was for an earlier one.
+    /// Continues with the [`Alarm::warned_at`] of an earlier one.
     #[must_use]
     pub fn resume(warned_at: i64) -> Self {
         Self {
@@ -255,14 +255,14 @@ impl Alarm {
         }
     }
 
-    /// When it was said last that clocks are apart; 0: they are not.
+    /// Returns when an offset was last reported; 0: there is none.
     #[must_use]
     pub fn warned_at(&self) -> i64 {
         self.warned_at
     }
 
-    /// An exchange says that the clocks are so far apart, to within an error. Above `threshold` is
-    /// to be warned of; `None`: never.
+    /// Judges an exchange that shows this offset, to within `error`. Offsets above `threshold` are
+    /// reported; `None`: never.
     pub fn judge(
         &mut self,
         offset: i64,
@@ -285,7 +285,7 @@ impl Alarm {
             return None;
         }
         self.in_a_row = 0;
-        // In between it may be so or not.
+        // Within the error of the threshold nothing changes.
         if self.warned_at != 0 && apart.saturating_add(error) <= threshold {
             self.warned_at = 0;
             return Some(Say::Together);

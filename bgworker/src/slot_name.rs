@@ -1,14 +1,15 @@
 //! Names of replication slots: a subscription's slot at the provider, unless its creator names it,
 //! the collector's own, and a group's.
 //!
-//! `braid_NODE_SUBSCRIPTION` is for people; it must also differ wherever node or subscription
-//! differ, for all nodes that read from a provider share one list of slots, and a node may drop a
-//! left-over slot of its own name.
+//! `braid_NODE_SUBSCRIPTION` is readable. It must also differ if node or subscription differ: all
+//! subscribers of a provider share one list of slots, and a node may drop an orphaned slot with its
+//! own name.
 
-/// Bytes that a slot's name can have (NAMEDATALEN - 1).
+/// Longest slot name in bytes (NAMEDATALEN - 1).
 const LIMIT: usize = 63;
 
-/// Bytes for what keeps names apart: `_`, 40 bits of a hash, `_` and a number of five digits.
+/// Bytes of the suffix that makes names unique: `_`, 40 bits of a hash, `_` and a number of five
+/// digits.
 const SUFFIX: usize = 17;
 
 fn plain(letter: char) -> bool {
@@ -22,12 +23,11 @@ fn folded(name: &str) -> String {
         .collect()
 }
 
-/// The name for the `attempt`th time (from 1) that one is needed: a later one has a number at its
-/// end.
+/// Returns the slot name of the `attempt`th attempt (from 1): later ones have a number at the end.
 ///
-/// Slots allow `a`-`z`, `0`-`9` and `_`; others are folded. Where that, the length, or a `_` in the
-/// node's name would let two pairs of node and subscription meet in one name, 40 bits of a hash of
-/// both follow.
+/// Slot names allow `a`-`z`, `0`-`9` and `_`; other characters are folded. If folding, the length,
+/// or a `_` in the node's name could give two pairs of node and subscription the same name, 40 bits
+/// of a hash of both follow.
 #[must_use]
 pub fn for_subscription(node: &str, subscription: &str, attempt: usize) -> String {
     let mut name = folded(&format!("braid_{node}_{subscription}"));
@@ -44,8 +44,8 @@ pub fn for_subscription(node: &str, subscription: &str, attempt: usize) -> Strin
     name + &suffix
 }
 
-/// The subscription by which a node of a group follows another: its name, `paris_from_tokyo`, cut
-/// where it is too long, and the name of its slot at the provider.
+/// Returns the subscription by which a node of a group subscribes to another: its name, like
+/// `paris_from_tokyo`, truncated if it is too long, and the name of its slot at the provider.
 #[must_use]
 pub fn between(subscriber: &str, provider: &str) -> (String, String) {
     let mut name = format!("{subscriber}_from_{provider}");
@@ -56,8 +56,8 @@ pub fn between(subscriber: &str, provider: &str) -> (String, String) {
     (name, slot)
 }
 
-/// How the names of slots begin that a node's subscriptions read, unless their creator has named
-/// others. Another node's may begin so, too.
+/// Returns the prefix of the slots of a node's subscriptions, unless their creator has named them.
+/// Other nodes' slots may have the same prefix.
 #[must_use]
 pub fn prefix_of(node: &str) -> String {
     let mut prefix = folded(&format!("braid_{node}_"));
@@ -65,21 +65,20 @@ pub fn prefix_of(node: &str) -> String {
     prefix
 }
 
-/// The name of the slot by which the collector of a database, given by its OID, reads WAL.
+/// Returns the name of the slot by which the collector of a database, given by its OID, reads WAL.
 #[must_use]
 pub fn of_collector(database: u32) -> String {
     format!("braid_deletions_{database}")
 }
 
-/// The name of the slot by which a member of a group keeps in its own WAL what other members may
-/// lack.
+/// Returns the name of the slot by which a group's member keeps WAL that other members may lack.
 #[must_use]
 pub fn of_kept(database: u32) -> String {
     format!("braid_kept_{database}")
 }
 
-/// The subscription by which a node gets a removed node's transactions from another one: its name,
-/// and the name of its slot there.
+/// Returns the subscription by which a node gets a removed node's transactions from another one:
+/// its name, and the name of its slot at the provider.
 #[must_use]
 pub fn recovering(subscriber: &str, removed: &str) -> (String, String) {
     let mut name = format!("{subscriber}_recovers_{removed}");
@@ -90,7 +89,7 @@ pub fn recovering(subscriber: &str, removed: &str) -> (String, String) {
     (name, slot)
 }
 
-/// FNV-1a over both, with a byte between them that no UTF-8 text has.
+/// Returns the FNV-1a hash of both, separated by a byte that no UTF-8 text has.
 fn hash(node: &str, subscription: &str) -> u64 {
     node.bytes()
         .chain([0xff])

@@ -1,8 +1,8 @@
-//! Values that hold a time, a node and a count, and how the next one is found. Run by sessions.
+//! Values that contain a time, a node and a count, and how the next one is found. Run by sessions.
 //!
-//! A node's values come from one tick after the other. A tick holds a time and a count; it is never
-//! used twice, as the next one is the clock's or the one after the last, whichever is later. So a
-//! clock that steps back repeats nothing, and a burst borrows from the time to come.
+//! A node's values come from successive ticks. A tick contains a time and a count. No tick is used
+//! twice: the next one is the clock's or the one after the last, whichever is later. So a clock
+//! that steps back repeats nothing, and a burst borrows from the future.
 //!
 //! | layout | time | node | count |
 //! |---|---|---|---|
@@ -10,16 +10,16 @@
 //! | [`SAFE`] | 40 bits of 2 ms | 8 bits | 5 bits |
 //!
 //! The time counts from 2025-01-01 UTC; both layouts last for 69 years. Values are positive, and
-//! those of [`SAFE`] are below 2^53, so that a double holds them.
+//! those of [`SAFE`] are below 2^53, so that a double represents them exactly.
 //!
 //! Not for: where ticks are kept (`node/snowflake.rs`).
 
 /// 2025-01-01 00:00:00 UTC in milliseconds since 1970.
 pub const EPOCH_MS: u64 = 1_735_689_600_000;
-/// Milliseconds of ticks that are written down ahead of use.
+/// Milliseconds of ticks that are reserved durably ahead of use.
 const AHEAD_MS: u64 = 2_000;
 
-/// Where the parts of a value are.
+/// Bits of the parts of a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {
     unit_ms: u64,
@@ -45,32 +45,33 @@ pub const SAFE: Layout = Layout {
 };
 
 impl Layout {
-    /// The largest node number.
+    /// Returns the largest node number.
     #[must_use]
     pub const fn most_nodes(self) -> u16 {
         (1 << self.node_bits) - 1
     }
 
-    /// The first tick at a time, in milliseconds since 1970.
+    /// Returns the first tick at a time, in milliseconds since 1970.
     #[must_use]
     pub const fn floor(self, now_ms: u64) -> u64 {
         (now_ms.saturating_sub(EPOCH_MS) / self.unit_ms) << self.count_bits
     }
 
-    /// The tick after `last` at a time.
+    /// Returns the tick after `last` at a time.
     #[must_use]
     pub const fn next(self, last: u64, now_ms: u64) -> u64 {
         let (after, floor) = (last.saturating_add(1), self.floor(now_ms));
         if floor > after { floor } else { after }
     }
 
-    /// Up to which tick is to be written down before `tick` is used.
+    /// Returns the tick up to which ticks must be reserved durably before `tick` is used.
     #[must_use]
     pub const fn ahead(self, tick: u64) -> u64 {
         tick.saturating_add((AHEAD_MS / self.unit_ms) << self.count_bits)
     }
 
-    /// The value of a tick at a node. `None` if the time or the node number has too many bits.
+    /// Returns the value of a tick on a node. `None` if the time or the node number has too many
+    /// bits.
     #[must_use]
     pub const fn value(self, tick: u64, node: u16) -> Option<i64> {
         let time = tick >> self.count_bits;
@@ -84,13 +85,13 @@ impl Layout {
         Some(value.cast_signed())
     }
 
-    /// The time of a value, in milliseconds since 1970.
+    /// Returns the time of a value, in milliseconds since 1970.
     #[must_use]
     pub const fn time_ms(self, value: i64) -> u64 {
         (value.cast_unsigned() >> (self.node_bits + self.count_bits)) * self.unit_ms + EPOCH_MS
     }
 
-    /// The node number of a value.
+    /// Returns the node number of a value.
     #[must_use]
     pub fn node(self, value: i64) -> u16 {
         let bits = (value.cast_unsigned() >> self.count_bits) & u64::from(self.most_nodes());

@@ -1,28 +1,27 @@
-//! One transaction of the source in several commits here (`split_transactions_above`). Run by the
-//! applier that has it in hand.
+//! One transaction of the source in several local commits (`split_transactions_above`). Run by the
+//! applier that applies it.
 //!
-//! Each piece but the last is committed at the position where the source's commit record starts, so
-//! whoever goes on from there is sent all of the transaction again. What of it is in committed
-//! pieces is written down in the same commits as a number of changes, and passed over by that
-//! number (I1). All changes count that are sent, also those that are then left out here: which are
-//! may have changed meanwhile.
+//! Each chunk but the last is committed at the position where the source's commit record starts. So
+//! a restart from there is sent the whole transaction again. Each chunk's commit also records how
+//! many changes are committed, and the restart skips that number (I1). All sent changes count, even
+//! those that this node then leaves out: the set of these may have changed in the meantime.
 //!
-//! The number alone would pass over something else if the transaction came with other changes than
-//! before: with other publications, or other filters. So a digest of what they hold goes with it,
-//! and must be the same again.
+//! The number alone is not safe: the transaction could arrive with other changes than before, after
+//! a change of publications or filters. So a digest of the changes' contents is recorded with it,
+//! and must be equal again.
 
-/// How much of a transaction there is in pieces.
+/// Number and digest of the changes from the start of a transaction.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// Changes from its start.
+    /// Number of changes.
     pub changes: u64,
-    /// What they hold.
+    /// Digest of their contents.
     pub digest: u64,
 }
 
 impl Progress {
-    /// With one more change, whose content has this hash. It must stay as it is: what was written
-    /// down may be read by a later version.
+    /// Adds a change whose content has this hash. The function must not be changed: a later version
+    /// reads recorded digests.
     fn add(&mut self, content: u64) {
         self.changes += 1;
         self.digest = (self.digest ^ content)
@@ -32,28 +31,28 @@ impl Progress {
     }
 }
 
-/// The transaction came otherwise than when its first pieces were committed.
+/// Error: the transaction differs from the one whose first chunks were committed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the first {committed} changes of a transaction, which are committed here, came otherwise than before"
 )]
 pub struct Differs {
-    /// Changes in committed pieces.
+    /// Changes in committed chunks.
     pub committed: u64,
 }
 
-/// A transaction that is taken apart, from its first change on.
+/// A transaction that is applied in chunks, from its first change on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Split {
-    /// Changes in a piece at most.
+    /// Most changes in a chunk.
     most: u64,
     committed: Progress,
     seen: Progress,
 }
 
 impl Split {
-    /// Of `committed` nothing is applied again; after that come pieces of at most `most` changes;
-    /// 0: the rest in one.
+    /// Starts a transaction of which `committed` is not applied again. After that follow chunks of
+    /// at most `most` changes; 0: the rest in one.
     #[must_use]
     pub fn new(most: u64, committed: Progress) -> Self {
         Self {
@@ -63,18 +62,17 @@ impl Split {
         }
     }
 
-    /// Whether what was applied since the last piece is to be committed before another change is
-    /// taken.
+    /// Returns whether the current chunk must be committed before another change is taken.
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.seen.changes.saturating_sub(self.committed.changes) >= self.most
     }
 
-    /// The next change, whose content has this hash. True when it is to be applied, false when it
-    /// is here already.
+    /// Takes the next change, whose content has this hash. Returns true if it is to be applied,
+    /// false if it is already committed.
     ///
     /// # Errors
-    /// [`Differs`].
+    /// [`Differs`] if the committed changes arrive with another content.
     pub fn take(&mut self, content: u64) -> Result<bool, Differs> {
         self.seen.add(content);
         if self.seen.changes == self.committed.changes && self.seen != self.committed {
@@ -83,27 +81,27 @@ impl Split {
         Ok(self.seen.changes > self.committed.changes)
     }
 
-    /// What is applied now, if it is committed.
+    /// Returns the progress after a commit of everything taken so far.
     #[must_use]
     pub fn seen(&self) -> Progress {
         self.seen
     }
 
-    /// What is committed in pieces.
+    /// Returns the progress in committed chunks.
     #[must_use]
     pub fn committed(&self) -> Progress {
         self.committed
     }
 
-    /// A piece was committed, with [`Split::seen`] written down.
+    /// Records that a chunk was committed, together with [`Split::seen`].
     pub fn commit(&mut self) {
         self.committed = self.seen;
     }
 
-    /// The transaction is complete. Its last piece may be committed.
+    /// Ends the transaction, whose last chunk may then be committed.
     ///
     /// # Errors
-    /// [`Differs`] when it has fewer changes than are committed.
+    /// [`Differs`] if it has fewer changes than are committed.
     pub fn finish(&self) -> Result<(), Differs> {
         if self.seen.changes < self.committed.changes {
             return Err(self.differs());

@@ -1,6 +1,6 @@
-//! Values and names in SQL.
+//! Quoting and parsing of SQL text.
 
-/// Quote an SQL string literal.
+/// Quotes an SQL string literal.
 #[must_use]
 pub fn quote_literal(value: &str) -> String {
     let escape = if value.contains('\\') { " E" } else { "" };
@@ -10,20 +10,21 @@ pub fn quote_literal(value: &str) -> String {
     )
 }
 
-/// Quote a value in a replication command, where a backslash is one: the grammar of these knows no
-/// `E''`.
+/// Quotes a value in a replication command. A backslash is not escaped there: the grammar of these
+/// commands has no `E''`.
 #[must_use]
 pub fn quote_option(value: &str) -> String {
     format!("'{}'", value.replace('\'', "''"))
 }
 
-/// Quote an SQL identifier.
+/// Quotes an SQL identifier.
 #[must_use]
 pub fn quote_identifier(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
 }
 
-/// The statement in the text of an EXPLAIN, which is one statement that PostgreSQL has accepted.
+/// Returns the statement in the text of an EXPLAIN, a single statement that PostgreSQL has
+/// accepted.
 #[must_use]
 pub fn explained(text: &str) -> &str {
     let mut rest = text;
@@ -51,7 +52,7 @@ fn after(text: &str, place: Option<usize>) -> &str {
     place.and_then(|at| text.get(at..)).unwrap_or_default()
 }
 
-/// Where a comment ends that has begun: comments can be within each other.
+/// Returns the end of a comment that has begun; comments can be nested.
 fn end_of_comment(text: &str) -> Option<usize> {
     let mut depth = 1;
     let mut at = 0;
@@ -65,21 +66,22 @@ fn end_of_comment(text: &str) -> Option<usize> {
     Some(at)
 }
 
-/// A part of a statement's text, and what is written in its place.
+/// A part of a statement's text, and its replacement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Edit {
-    /// First byte of the part, as the parser counts; -1 where that is not known.
+    /// First byte of the part, as the parser counts; -1 if it is unknown.
     pub start: i32,
     /// The byte behind the part, as the parser counts; `None`: the part ends with the statement.
     pub end: Option<i32>,
-    /// Words of which the part begins with one, in upper or lower case.
+    /// Words of which the part must begin with one, in upper or lower case.
     pub begins: &'static [&'static str],
-    /// The text that is written instead, in the statement's encoding.
+    /// The replacement, in the statement's encoding.
     pub with: Vec<u8>,
 }
 
-/// A statement's text with edits. `place` is where the statement begins in the text that the parser
-/// has read. `None` if a part does not begin as its edit says, or if parts overlap.
+/// Returns a statement's text with the edits applied. `place` is where the statement begins in the
+/// text that the parser has read. `None` if a part does not begin as its edit says, or if parts
+/// overlap.
 #[must_use]
 pub fn edited(text: &[u8], place: usize, edits: &[Edit]) -> Option<Vec<u8>> {
     let within = |position: i32| usize::try_from(position).ok()?.checked_sub(place);

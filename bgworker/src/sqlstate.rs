@@ -1,4 +1,4 @@
-//! SQLSTATEs: the codes by which errors are told apart. One list for the whole of Braid.
+//! SQLSTATEs, PostgreSQL's codes of errors. One list for the whole of Braid.
 
 use std::{fmt, io};
 
@@ -8,15 +8,15 @@ macro_rules! sqlstates {
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         pub enum SqlState {
             $($(#[$about])* $name,)+
-            /// A code without a name here, as its five characters.
+            /// A code that is not in this list, as its five characters.
             Other([u8; 5]),
         }
 
         impl SqlState {
-            /// All that have a name.
+            /// All codes of this list.
             pub const NAMED: &[Self] = &[$(Self::$name,)+];
 
-            /// Its five characters.
+            /// Returns the five characters.
             #[must_use]
             pub const fn code(self) -> [u8; 5] {
                 match self {
@@ -25,7 +25,7 @@ macro_rules! sqlstates {
                 }
             }
 
-            /// The SQLSTATE of five characters.
+            /// Returns the SQLSTATE of five characters.
             #[must_use]
             pub const fn from_code(code: [u8; 5]) -> Self {
                 match &code {
@@ -146,7 +146,7 @@ sqlstates! {
     UndefinedFile = b"58P01",
     /// raise_exception
     RaiseException = b"P0001",
-    /// A row of a routed table that belongs to another node: a class of Braid's own
+    /// A row of a routed table belongs to another node: a code of Braid's own
     RowOfAnotherNode = b"RT001",
     /// internal_error
     InternalError = b"XX000",
@@ -157,7 +157,7 @@ sqlstates! {
 }
 
 impl SqlState {
-    /// The SQLSTATE of a text: its first five bytes, or fewer with spaces behind.
+    /// Returns the SQLSTATE of a text: its first five bytes, padded with spaces.
     #[must_use]
     pub fn parse(text: &str) -> Self {
         let mut code = [b' '; 5];
@@ -174,7 +174,7 @@ impl SqlState {
     #[must_use]
     pub fn of_io(error: &io::Error) -> Self {
         match error.raw_os_error() {
-            // EAGAIN is what fork() says of a limit of processes.
+            // fork() fails with EAGAIN at the limit of processes.
             Some(libc::ENFILE | libc::EMFILE | libc::EAGAIN) => return Self::InsufficientResources,
             Some(libc::ENOSPC | libc::EDQUOT) => return Self::DiskFull,
             Some(libc::ENOMEM) => return Self::OutOfMemory,
@@ -189,9 +189,9 @@ impl SqlState {
         }
     }
 
-    /// Returns a more exact SQLSTATE of an error that PostgreSQL raised with this one. PostgreSQL
-    /// raises some errors of the operating system as XX000, with the system's words in the message:
-    /// temporary files that can't be created, an exceeded quota.
+    /// Returns a more exact SQLSTATE for an error that PostgreSQL raised with this one. PostgreSQL
+    /// raises some errors of the operating system as XX000, with the system's text in the message:
+    /// temporary files that cannot be created, an exceeded quota.
     #[must_use]
     pub fn refined(self, message: &str) -> Self {
         if self != Self::InternalError {
@@ -209,29 +209,29 @@ impl SqlState {
             .map(io::Error::from_raw_os_error)
             .find(|error| {
                 let words = error.to_string();
-                // Rust puts the number behind the system's words.
+                // Rust appends the number to the system's text.
                 let words = words.split(" (os error").next().unwrap_or_default();
                 !words.is_empty() && message.contains(words)
             });
         lack.map_or(self, |error| Self::of_io(&error))
     }
 
-    /// Whether the code begins so: two characters are its class ("08"), three a group of
-    /// PostgreSQL's own in it ("57P").
+    /// Returns whether the code begins like this: two characters are its class ("08"), three a
+    /// group of PostgreSQL's within the class ("57P").
     #[must_use]
     pub fn is_of(self, class: &str) -> bool {
         self.code().starts_with(class.as_bytes())
     }
 
-    /// The code's class: its first two bytes.
+    /// Returns the code's class: its first two bytes.
     #[must_use]
     pub const fn class(self) -> [u8; 2] {
         let [first, second, ..] = self.code();
         [first, second]
     }
 
-    /// As PostgreSQL packs it: six bits a character, the first lowest (MAKE_SQLSTATE of
-    /// src/include/utils/elog.h).
+    /// Returns the code as PostgreSQL packs it: six bits a character, the first lowest
+    /// (MAKE_SQLSTATE of src/include/utils/elog.h).
     #[must_use]
     pub fn packed(self) -> i32 {
         let bits = |byte: u8| (i32::from(byte) - i32::from(b'0')) & 0x3f;
@@ -241,7 +241,7 @@ impl SqlState {
             .fold(0, |packed, byte| packed << 6 | bits(*byte))
     }
 
-    /// The SQLSTATE that PostgreSQL has packed.
+    /// Returns the SQLSTATE that PostgreSQL has packed.
     #[must_use]
     pub fn unpack(packed: i32) -> Self {
         let mut code = [b'0'; 5];
@@ -284,7 +284,7 @@ mod tests {
         assert_eq!(SqlState::unpack(state.packed()), state);
     }
 
-    /// ERRCODE_UNIQUE_VIOLATION and ERRCODE_UNDEFINED_TABLE as a C compiler makes them.
+    /// ERRCODE_UNIQUE_VIOLATION and ERRCODE_UNDEFINED_TABLE as a C compiler computes them.
     #[test]
     fn codes_are_packed_as_postgresql_does() {
         assert_eq!(SqlState::UniqueViolation.packed(), 83_906_754);

@@ -1,30 +1,30 @@
-//! The options of a subscription, each said once: its name, type, default, values, and what a
-//! change of it does. From this list come the columns that are written and read, the check of what
-//! somebody asks for, and the fingerprint that starts a leader anew.
+//! The options of a subscription, each defined once: its name, type, default, values, and the
+//! effect of a change. This list determines the columns that are written and read, the check of
+//! requested values, and the fingerprint that restarts a leader.
 //!
 //! To add an option: a line in `options!` below, a column of `braid.subscription`, an argument of
-//! the two SQL functions, a row in the reference. The tests of this file name what is still
-//! missing; the compiler names the places that must decide.
+//! the two SQL functions, a row in the reference. The tests of this file name the missing parts;
+//! the compiler names the places that must handle the option.
 
-/// A value of an option. Its text is what the column's type reads and writes.
+/// Type of an option's value. Its text is in the format of the column's type.
 pub trait Value: Sized {
     /// Type of the column and of the argument.
     const SQL_TYPE: &'static str;
-    /// The texts that can stand for it. Empty: all that the type reads.
+    /// The valid texts. Empty: all that the type reads.
     const CHOICES: &'static [&'static str] = &[];
-    /// How the stored value is read: SQL for its text, of an expression for the column.
+    /// Returns SQL for the stored value's text; `column` is an expression for the column.
     #[must_use]
     fn select(column: &str) -> String {
         format!("{column}::text")
     }
-    /// How it is written: SQL for the column's value, of an expression of its type.
+    /// Returns SQL for the column's value; `expression` has the argument's type.
     #[must_use]
     fn store(expression: &str) -> String {
         expression.to_owned()
     }
-    /// The value that a text stands for, as [`Self::select`] gives it.
+    /// Parses a text that [`Self::select`] returned.
     fn parse(text: &str) -> Option<Self>;
-    /// The text that [`Self::store`] takes after a cast to [`Self::SQL_TYPE`].
+    /// Returns a text that [`Self::store`] takes after a cast to [`Self::SQL_TYPE`].
     fn text(&self) -> String;
 }
 
@@ -53,7 +53,7 @@ impl Value for String {
     }
 }
 
-/// Separates names where a list of them is one text.
+/// Separator of names in a list that is sent as one text.
 pub const LIST_SEPARATOR: char = '\u{1}';
 
 /// Names of publications.
@@ -73,7 +73,7 @@ impl Value for Vec<String> {
     }
 }
 
-/// Elements as the text form of an array.
+/// Returns the elements as the text form of an array.
 #[must_use]
 pub fn array_literal(elements: &[String]) -> String {
     let quoted: Vec<String> = elements
@@ -83,7 +83,7 @@ pub fn array_literal(elements: &[String]) -> String {
     format!("{{{}}}", quoted.join(","))
 }
 
-/// A limit; 0 stands for none, and is null in the column.
+/// A limit; 0 means none, and is null in the column.
 impl Value for u32 {
     const SQL_TYPE: &'static str = "integer";
 
@@ -114,7 +114,7 @@ macro_rules! choice {
         }
 
         impl $name {
-            /// Its name in SQL.
+            /// Returns the value's name in SQL.
             #[must_use]
             pub const fn name(self) -> &'static str {
                 match self {
@@ -142,27 +142,27 @@ macro_rules! choice {
 }
 
 choice! {
-    /// Whose transactions are asked for at the provider.
+    /// The origin of the transactions that are requested from the provider.
     Origin {
-        /// Transactions that were first committed there.
+        /// Only transactions that were first committed at the provider.
         None = "none",
-        /// Also those that the provider has received from others.
+        /// Also transactions that the provider has received from other nodes.
         Any = "any",
     }
 }
 
 choice! {
-    /// How far a commit here is durable before it is confirmed to the provider.
+    /// How durable a local commit is before it is confirmed to the provider.
     SynchronousCommit {
-        /// When the WAL writer comes to it.
+        /// Flushed whenever the WAL writer gets to it.
         Off = "off",
-        /// On this server's disk.
+        /// Flushed to this server's disk.
         Local = "local",
-        /// On the disk of its synchronous standbys, too.
+        /// Flushed to the disks of its synchronous standbys, too.
         On = "on",
-        /// In the hands of their operating systems.
+        /// Written by the synchronous standbys to their operating systems.
         RemoteWrite = "remote_write",
-        /// Visible there.
+        /// Visible on the synchronous standbys.
         RemoteApply = "remote_apply",
     }
 }
@@ -170,23 +170,23 @@ choice! {
 choice! {
     /// How transactions are applied.
     ApplyMode {
-        /// At the same time where their keys differ.
+        /// In parallel, if their keys differ.
         Parallel = "parallel",
         /// One after the other.
         Serial = "serial",
         /// Several joined into one local transaction.
         Batch = "batch",
-        /// As that, with their changes regrouped by table.
+        /// As `Batch`, with the changes regrouped by table.
         Aggregate = "aggregate",
     }
 }
 
 choice! {
-    /// In what order transactions are committed here.
+    /// The order in which transactions are committed locally.
     CommitOrder {
-        /// In the provider's.
+        /// The provider's order.
         Source = "source",
-        /// Each as soon as those are committed that it depends on.
+        /// Each transaction commits once those that it depends on are committed.
         Relaxed = "relaxed",
     }
 }
@@ -196,27 +196,28 @@ choice! {
     Streaming {
         /// Once they have committed.
         Off = "off",
-        /// While they run, and applied once they have committed.
+        /// While they run; they are applied once they have committed.
         On = "on",
-        /// While they run, and applied meanwhile.
+        /// While they run; they are applied at the same time.
         Parallel = "parallel",
     }
 }
 
 choice! {
-    /// The fate of a transaction that can't be applied.
+    /// Reaction to a transaction that cannot be applied.
     OnError {
-        /// The subscription stops, but for what a conflict function fails for: that is parked.
+        /// The subscription stops, except if a conflict function fails: then the transaction is
+        /// parked.
         Stop = "stop",
         /// The transaction is parked.
         Park = "park",
-        /// The subscription stops, whatever has failed.
+        /// The subscription stops on every error.
         StopAlways = "stop_always",
     }
 }
 
 choice! {
-    /// The fate of a published column that a table does not have here.
+    /// Reaction to a published column that the local table lacks.
     OnMissingColumn {
         /// The subscription stops.
         Error = "error",
@@ -232,9 +233,9 @@ pub struct Description {
     pub name: &'static str,
     /// Default of `create_subscription`, as SQL.
     pub default: &'static str,
-    /// `alter_subscription` changes it.
+    /// Whether `alter_subscription` changes the option.
     pub is_alterable: bool,
-    /// Another value starts the leader anew.
+    /// Whether another value restarts the leader.
     pub restarts_leader: bool,
     /// [`Value::SQL_TYPE`].
     pub sql_type: &'static str,
@@ -245,13 +246,14 @@ pub struct Description {
 }
 
 impl Description {
-    /// SQL for the value of parameter `$number` as the column keeps it.
+    /// Returns SQL for the value of parameter `$number` as the column stores it.
     #[must_use]
     pub fn parameter(&self, number: usize) -> String {
         (self.store)(&format!("${number}::{}", self.sql_type))
     }
 
-    /// An assignment of UPDATE: parameter `$number`, or what is there where that is null.
+    /// Returns an assignment of UPDATE: parameter `$number`, or the old value if the parameter is
+    /// null.
     #[must_use]
     pub fn assignment(&self, number: usize) -> String {
         let new = format!("coalesce(${number}::{}, {})", self.sql_type, self.name);
@@ -259,9 +261,9 @@ impl Description {
     }
 }
 
-/// One line for each option: its doc comment, name and type; `= default` of create_subscription as
-/// SQL; `altered` or `kept` by alter_subscription;
-/// whether another value `restarts` the leader, or it `runs_on`.
+/// Defines the options, one line for each: its doc comment, name and type; `= default` of
+/// create_subscription as SQL; `altered` or `kept` by alter_subscription; whether another value
+/// `restarts` the leader, or it `runs_on`.
 macro_rules! options {
     (@altered altered) => { true };
     (@altered kept) => { false };
@@ -274,7 +276,7 @@ macro_rules! options {
             $($(#[$doc])* pub $name: $type,)+
         }
 
-        /// The options that somebody asks to change; what is not there stays.
+        /// The options that somebody asks to change; missing ones keep their values.
         #[derive(Debug, Clone, PartialEq, Eq)]
         pub struct Request {
             $($(#[$doc])* pub $name: Option<$type>,)+
@@ -295,11 +297,11 @@ macro_rules! options {
         ];
 
         impl Options {
-            /// The options of a row that was read by [`select_list`]: `read` gives the text of a
-            /// column of that list.
+            /// Reads the options from a row of [`select_list`]: `read` returns the text of a column
+            /// of that list.
             ///
             /// # Errors
-            /// The name of the first option whose text stands for no value.
+            /// The name of the first option whose text is not a valid value.
             pub fn read(mut read: impl FnMut(usize) -> Option<String>) -> Result<Self, &'static str> {
                 let mut index = 0;
                 let mut next = || {
@@ -311,13 +313,13 @@ macro_rules! options {
                 })
             }
 
-            /// The text of each option in the order of [`DESCRIPTIONS`].
+            /// Returns the text of each option in the order of [`DESCRIPTIONS`].
             #[must_use]
             pub fn texts(&self) -> Vec<String> {
                 vec![$(Value::text(&self.$name),)+]
             }
 
-            /// Have what is asked for take the place of what is there.
+            /// Replaces the values that are requested.
             pub fn change(&mut self, request: &Request) {
                 $(if let Some(value) = &request.$name {
                     self.$name.clone_from(value);
@@ -326,8 +328,8 @@ macro_rules! options {
         }
 
         impl Request {
-            /// The text of each option in the order of [`DESCRIPTIONS`]; `None` for those that are
-            /// not there.
+            /// Returns the text of each option in the order of [`DESCRIPTIONS`]; `None` for missing
+            /// ones.
             #[must_use]
             pub fn texts(&self) -> Vec<Option<String>> {
                 vec![$(self.$name.as_ref().map(Value::text),)+]
@@ -341,42 +343,43 @@ options! {
     publications: Vec<String> = "'{braid}'", altered, restarts;
     /// Tables are copied before their changes are applied.
     copy_data: bool = "true", kept, runs_on;
-    /// Its workers run.
+    /// The subscription's workers run.
     enabled: bool = "true", kept, runs_on;
-    /// The slot is to be created at the provider.
+    /// The slot is created at the provider.
     create_slot: bool = "true", kept, runs_on;
-    /// Slot at the provider. Where none is given, the name follows from those of node and
+    /// Slot at the provider. If none is given, the name is derived from those of node and
     /// subscription.
     slot_name: String = "null", altered, restarts;
-    /// Whose transactions are asked for.
+    /// The origin of the requested transactions.
     origin: Origin = "'none'", altered, restarts;
-    /// How far a commit here is durable before it is confirmed.
+    /// How durable a local commit is before it is confirmed.
     synchronous_commit: SynchronousCommit = "'off'", altered, restarts;
     /// Changes are applied as the subscription's owner instead of the tables'.
     run_as_owner: bool = "false", altered, restarts;
-    /// Any error stops it.
+    /// Any error stops the subscription.
     disable_on_error: bool = "false", altered, restarts;
     /// How transactions are applied.
     apply_mode: ApplyMode = "'parallel'", altered, restarts;
     /// Many changes of one row in a batch become one.
     consolidate: bool = "false", altered, restarts;
-    /// In what order transactions are committed.
+    /// The order in which transactions are committed.
     commit_order: CommitOrder = "'source'", altered, restarts;
     /// When large transactions are sent.
     streaming: Streaming = "'parallel'", altered, restarts;
-    /// Transactions that are prepared at the provider are prepared here.
+    /// Transactions that are prepared at the provider are prepared locally.
     two_phase: bool = "false", kept, restarts;
-    /// Transactions with more changes are committed in pieces of so many; 0: none are.
+    /// Transactions with more changes are committed in chunks of this many; 0: never.
     split_transactions_above: u32 = "null", altered, restarts;
-    /// The fate of a transaction that can't be applied.
+    /// Reaction to a transaction that cannot be applied.
     on_error: OnError = "'stop'", altered, restarts;
-    /// The fate of a published column that a table does not have here.
+    /// Reaction to a published column that the local table lacks.
     on_missing_column: OnMissingColumn = "'error'", altered, restarts;
-    /// Statements that change the schema at the provider are run here.
+    /// Statements that change the schema at the provider are run locally.
     replicate_ddl: bool = "false", altered, restarts;
 }
 
-/// SQL that reads all options of a row of `braid.subscription` as texts. `alias`: the row's.
+/// Returns SQL that reads all options of a row of `braid.subscription` as texts; `alias` is the
+/// row's.
 #[must_use]
 pub fn select_list(alias: &str) -> String {
     let columns: Vec<String> = DESCRIPTIONS
@@ -386,7 +389,7 @@ pub fn select_list(alias: &str) -> String {
     columns.join(", ")
 }
 
-/// Columns whose values start a leader anew.
+/// Returns the columns whose change restarts a leader.
 #[must_use]
 pub fn fingerprint_columns() -> String {
     let columns: Vec<&str> = DESCRIPTIONS
@@ -397,42 +400,44 @@ pub fn fingerprint_columns() -> String {
     columns.join(", ")
 }
 
-/// Two options that exclude each other: message and hint for whom asks for both.
+/// Two options that exclude each other: message and hint for a request of both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Exclusion {
-    /// The two of them.
+    /// Message that names the two options.
     pub message: &'static str,
-    /// A way out.
+    /// Hint with a way out.
     pub hint: &'static str,
 }
 
 impl Options {
-    /// Commits may overtake each other.
+    /// Returns whether commits may overtake each other.
     #[must_use]
     pub fn is_relaxed(&self) -> bool {
         self.commit_order == CommitOrder::Relaxed
     }
 
-    /// A transaction that can't be applied is parked, instead of stopping the subscription.
+    /// Returns whether a transaction that cannot be applied is parked instead of stopping the
+    /// subscription.
     #[must_use]
     pub fn parks(&self) -> bool {
         self.on_error == OnError::Park
     }
 
-    /// So is what a conflict function fails for, whatever becomes of the rest.
+    /// Returns whether a transaction is parked if a conflict function fails, whatever happens after
+    /// other errors.
     #[must_use]
     pub fn parks_functions(&self) -> bool {
         self.on_error != OnError::StopAlways && !self.disable_on_error
     }
 
-    /// Published columns that a table does not have here are left out, unless a rule of the table
-    /// says otherwise.
+    /// Returns whether published columns that the local table lacks are left out, unless a rule of
+    /// the table says otherwise.
     #[must_use]
     pub fn ignores_missing(&self) -> bool {
         self.on_missing_column == OnMissingColumn::Ignore
     }
 
-    /// Two options of these that exclude each other.
+    /// Returns two of these options that exclude each other.
     #[must_use]
     pub fn exclusion(&self) -> Option<Exclusion> {
         if self.parks() && self.disable_on_error {
@@ -455,7 +460,7 @@ mod tests {
     const INSTALL: &str = include_str!("../../extension/sql/braid--0.0.0.sql");
     const REFERENCE: &str = include_str!("../../docs/reference/subscription-options.md");
 
-    /// The text between the two texts that follow `start`.
+    /// Returns the text after `start`, up to `end`.
     fn between<'a>(text: &'a str, start: &str, end: &str) -> &'a str {
         let (_, rest) = text.split_once(start).expect(start);
         rest.split_once(end).expect(end).0
@@ -475,7 +480,8 @@ mod tests {
             .expect(name)
     }
 
-    /// The texts of a row in which each option has its first choice, or some value of its type.
+    /// Returns the texts of a row in which each option has its first choice, or some value of its
+    /// type.
     fn some_texts() -> Vec<Option<String>> {
         DESCRIPTIONS
             .iter()
@@ -544,7 +550,7 @@ mod tests {
             ")",
         ));
         arguments.sort_unstable();
-        // The function says itself why two_phase can't be changed.
+        // The function itself explains why two_phase cannot be changed.
         let mut expected: Vec<String> = [
             "subscription_name name".to_owned(),
             "dsn text default null".to_owned(),
@@ -574,7 +580,7 @@ mod tests {
                 .iter()
                 .find(|column| column.starts_with(&start))
                 .unwrap_or_else(|| panic!("no column {start}"));
-            // Of a column with a list of values it is the same list.
+            // If the column has a list of values, it is the same list.
             if let Some((_, list)) = column.split_once(" in (") {
                 let mut values: Vec<&str> = list
                     .trim_end_matches(')')
@@ -593,7 +599,7 @@ mod tests {
     fn the_view_shows_each_option_and_the_reference_explains_it() {
         let view = between(INSTALL, "create view braid.subscription_detail as", ";");
         for option in DESCRIPTIONS {
-            // The slot is there, or the phase says that it is to be created.
+            // The view shows the slot, or the phase tells that it is to be created.
             assert!(
                 option.name == "create_slot" || view.contains(&format!("s.{}", option.name)),
                 "braid.subscription_detail does not show {}",

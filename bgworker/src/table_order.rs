@@ -1,27 +1,27 @@
-//! How changes of one of this node's tables are ordered: by the keys that the provider hashes, or
-//! more strictly because this node's table has something that those do not cover. Decided by the
+//! How the changes of a local table are ordered: by the keys that the provider hashes, or more
+//! strictly because the local table has something that these keys do not cover. Decided by the
 //! leader when it learns of a relation, and again after either side changed it.
 //!
-//! Two transactions without a common hash may be applied in either order and at the same time. That
-//! is wrong, or makes them collide, where this node's table
+//! Two transactions without a common hash may be applied in either order and in parallel. That is
+//! wrong, or makes them collide, if the local table
 //! - has a unique index (plain, partial, on expressions) or an exclusion constraint under which
-//!   rows collide that share no hashed key. Its transactions are then ordered among themselves: a
-//!   barrier on the table, whose cost is constant. Foreign keys do not matter, since they are not
-//!   checked here;
-//! - fires a trigger here (ENABLE REPLICA or ALWAYS; a foreign key's own triggers too, if they were
-//!   made so). It may read and write any row of any table, so its transactions are ordered with all
-//!   others. Only a trigger whose function is declared IMMUTABLE looks at nothing but its row, by
-//!   PostgreSQL's own definition.
+//!   rows collide that share no hashed key. Its transactions are then ordered among themselves, by
+//!   a barrier on the table at constant cost. Foreign keys do not matter, since the subscriber does
+//!   not check them;
+//! - fires a trigger on the subscriber (ENABLE REPLICA or ALWAYS, including a foreign key's own
+//!   triggers if they were set so). The trigger may read and write any row of any table, so its
+//!   transactions are ordered with all others. Only a trigger whose function is declared IMMUTABLE
+//!   looks at nothing but its row, by PostgreSQL's own definition.
 //!
-//! A unique index of this node is covered if it can only be violated by rows whose hashes meet:
-//! some hashed key's columns are all among its own, and values that are equal here were equal
-//! there.
+//! A local unique index is covered if only rows with equal hashes can violate it. That holds if all
+//! columns of some hashed key are among its own, and if values that are equal locally were equal at
+//! the provider.
 //!
-//! Not for: what the provider knows. Changes whose keys it can't hash come with a barrier anyway.
+//! Not for: changes whose keys the provider cannot hash, which arrive with a barrier anyway.
 
 use std::fmt;
 
-/// A type, as a column has it. Domains are replaced by what they are made of.
+/// A column's type. A domain is replaced by its base type.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ColumnType {
     /// Namespace and name, as in `pg_type`.
@@ -33,51 +33,51 @@ pub struct ColumnType {
 /// A column of a unique key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyColumn {
-    /// Its name.
+    /// Name of the column.
     pub name: String,
-    /// Its type.
+    /// Type of the column.
     pub column_type: ColumnType,
-    /// The collation that makes values equal whose bytes are not; empty for the type's usual
-    /// equality.
+    /// The collation by which values are equal although their bytes differ; empty for the type's
+    /// usual equality.
     pub comparison: String,
 }
 
 /// A unique key that the provider hashes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HashedKey {
-    /// Its columns.
+    /// Columns of the key.
     pub columns: Vec<KeyColumn>,
-    /// Two nulls are equal in it.
+    /// Two nulls are equal in this key.
     pub nulls_equal: bool,
 }
 
-/// A unique index or exclusion constraint of this node's table.
+/// A unique index or exclusion constraint of the local table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LocalKey {
-    /// The index's name, for people.
+    /// Name of the index, for messages.
     pub name: String,
-    /// Those of its columns that are compared by their type's usual equality; expressions and other
-    /// operators are left out.
+    /// Columns that are compared by their type's usual equality; expressions and other operators
+    /// are left out.
     pub columns: Vec<KeyColumn>,
-    /// Two nulls are equal in it.
+    /// Two nulls are equal in this key.
     pub nulls_equal: bool,
-    /// OID of the table or partition that it is on.
+    /// OID of the table or partition that has the index.
     pub table: u32,
-    /// A change can find its row by it: a plain unique index on columns that are all among
+    /// Rows can be found by this key: it is a plain unique index whose columns are all among
     /// `columns`.
     pub finds_rows: bool,
 }
 
-/// A trigger that fires when changes are applied.
+/// A trigger that fires while changes are applied.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Trigger {
-    /// Its name, for people.
+    /// Name of the trigger, for messages.
     pub name: String,
-    /// Its function is declared IMMUTABLE.
+    /// The trigger's function is declared IMMUTABLE.
     pub immutable: bool,
 }
 
-/// What this node's table has, with its partitions.
+/// Keys and triggers of the local table, including its partitions.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LocalTable {
     /// Unique indexes and exclusion constraints.
@@ -86,18 +86,18 @@ pub struct LocalTable {
     pub triggers: Vec<Trigger>,
 }
 
-/// With what a table's changes are ordered.
+/// The changes that a table's changes are ordered with.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum TableOrder {
-    /// With changes that share a key's hash.
+    /// Changes that share a key's hash.
     #[default]
     Keys,
-    /// With all changes of the table, because of this index.
+    /// All changes of the table, because of this index.
     Table {
         /// The index that no hashed key covers.
         index: String,
     },
-    /// With everything, because of this trigger.
+    /// All changes of all tables, because of this trigger.
     Everything {
         /// The trigger.
         trigger: String,
@@ -123,7 +123,7 @@ impl fmt::Display for TableOrder {
 }
 
 impl TableOrder {
-    /// What `table` asks for when the provider hashes `hashed`.
+    /// Returns the order that `table` requires if the provider hashes `hashed`.
     #[must_use]
     pub fn of(table: &LocalTable, hashed: &[HashedKey]) -> Self {
         if let Some(trigger) = table.triggers.iter().find(|trigger| !trigger.immutable) {
@@ -144,7 +144,7 @@ impl TableOrder {
 impl LocalTable {
     /// Returns the key by which rows of the table, or of a partition, are found, if the key has
     /// only some of the columns of the provider's replica identity, and no other key of the same
-    /// table or partition has all of them. Of several the first counts.
+    /// table or partition has all of them. If there are several, the first is returned.
     #[must_use]
     pub fn narrow_key(&self, identity: &[&str]) -> Option<&LocalKey> {
         let named = |key: &LocalKey, name: &str| key.columns.iter().any(|one| one.name == name);
@@ -169,7 +169,7 @@ impl LocalTable {
     }
 }
 
-/// Whether rows that are equal in `local` have equal hashes of `hashed`.
+/// Returns whether rows that are equal in `local` have equal hashes of `hashed`.
 fn covers(hashed: &HashedKey, local: &LocalKey) -> bool {
     !hashed.columns.is_empty()
         && (hashed.nulls_equal || !local.nulls_equal)
@@ -181,15 +181,15 @@ fn covers(hashed: &HashedKey, local: &LocalKey) -> bool {
         })
 }
 
-/// Whether values that are equal `here` were equal `there`.
+/// Returns whether values that are equal in column `here` were equal in column `there`.
 fn is_as_fine(here: &KeyColumn, there: &KeyColumn) -> bool {
     let same_collation = here.comparison.is_empty() || here.comparison == there.comparison;
     same_collation && keeps_apart(&there.column_type, &here.column_type)
 }
 
-/// Whether different values of type `from` stay different as values of type `to`.
+/// Returns whether different values of type `from` stay different as values of type `to`.
 fn keeps_apart(from: &ColumnType, to: &ColumnType) -> bool {
-    // A modifier may round or cut.
+    // A modifier may round or truncate.
     if to.modifier != -1 && (to.modifier != from.modifier || to.name != from.name) {
         return false;
     }
@@ -203,14 +203,14 @@ fn keeps_apart(from: &ColumnType, to: &ColumnType) -> bool {
     let wider: &[&[&str]] = &[
         &["int2", "int4", "int8", "numeric"],
         &["float4", "float8"],
-        // What equals blanks at the end tells less apart than what does not.
+        // bpchar ignores trailing blanks, so it distinguishes fewer values than the others.
         &["bpchar", "varchar", "text"],
         &["text", "varchar"],
     ];
     wider.iter().any(|family| {
         let place = |name: &str| family.iter().position(|member| *member == name);
         matches!((place(&from), place(&to)), (Some(from), Some(to)) if from <= to)
-            // Integers of any width hold what fits, unchanged; what does not fit is an error.
+            // Integers keep their value in any width that holds them; otherwise there is an error.
             || (family.contains(&"int8") && place(&from).is_some_and(|place| place < 3) && place(&to).is_some())
     })
 }
@@ -262,17 +262,18 @@ mod tests {
         };
         let both = ["id", "at"];
         assert_eq!(named(&[&other, &narrow], &both), Some(narrow.clone()));
-        // A key that is the identity, or is wider; none of its columns; whole old rows.
+        // A key that equals the identity, or is wider; one that has none of its columns; whole old
+        // rows.
         assert_eq!(named(&[&narrow, &whole], &both), None);
         assert_eq!(named(&[&narrow], &["id"]), None);
         assert_eq!(named(&[&whole], &["id"]), None);
         assert_eq!(named(&[&other], &both), None);
         assert_eq!(named(&[&narrow], &[]), None);
-        // Only of the same partition.
+        // Only a key of the same partition counts.
         let mut elsewhere = whole;
         elsewhere.table = 2;
         assert_eq!(named(&[&narrow, &elsewhere], &both), Some(narrow.clone()));
-        // A partial index finds nothing.
+        // A partial index finds no rows.
         let mut partial = narrow;
         partial.finds_rows = false;
         assert_eq!(named(&[&partial, &local(&[])], &both), None);
@@ -316,7 +317,7 @@ mod tests {
         );
         let narrow = [local(std::slice::from_ref(&id))];
         assert_eq!(order(&narrow, &[hashed(&[id, region])]), by_table());
-        // Nothing but expressions: no columns.
+        // Only expressions: no columns.
         assert_eq!(
             order(&[local(&[])], &[hashed(&[column("id", "int4")])]),
             by_table()
@@ -355,12 +356,12 @@ mod tests {
         case(false, "bpchar", "varchar");
         case(false, "date", "timestamp");
         case(false, "int4", "text");
-        // A citext here, of whatever schema.
+        // A local citext, in any schema.
         let mut citext = column("c", "citext");
         citext.column_type.name.0 = "public".to_owned();
         assert!(!covered(&citext, &column("c", "text")));
         assert!(covered(&citext, &citext));
-        // A modifier that rounds, or cuts.
+        // A modifier that rounds, or truncates.
         let mut rounded = column("c", "numeric");
         rounded.column_type.modifier = 655_366;
         assert!(!covered(&rounded, &column("c", "numeric")));
@@ -369,7 +370,7 @@ mod tests {
         let mut short = column("c", "varchar");
         short.column_type.modifier = 9;
         assert!(!covered(&short, &column("c", "text")));
-        // A collation that ignores case: only with the same there.
+        // A collation that ignores case: only with the same one at the provider.
         let mut folded = column("c", "text");
         folded.comparison = "any_case".to_owned();
         assert!(!covered(&folded, &column("c", "text")));

@@ -1,60 +1,61 @@
-//! How much an applier takes at once, and whether transactions are joined into one: by the
-//! subscription's way of applying.
+//! How many transactions an applier claims at once, and whether they are joined into one, depending
+//! on the subscription's options.
 
 pub use braid_ring::Grain;
 
 use crate::subscription_option::ApplyMode;
 
-/// Small transactions are taken many at a time: to hand each to another process mostly costs more
-/// than to apply it. Larger ones are taken one by one, so that they are applied side by side. Where
+/// Small transactions are claimed many at a time: handing each to another process mostly costs more
+/// than applying it. Larger ones are claimed one by one, so that they are applied in parallel. If
 /// the leader has found that all appliers are faster than one, so are small ones.
 const GRAIN: Grain = Grain { run: 128, small: 2 };
 
-/// Batch mode joins transactions that are small beside the cost of a commit, and not so many that
-/// readers wait for it, or locks are held, for longer than some milliseconds.
+/// Batch mode joins transactions that are small compared with the cost of a commit. Their number is
+/// limited, so that readers do not wait for the commit, nor are locks held, for longer than some
+/// milliseconds.
 const BATCH: Grain = Grain {
     run: 1024,
     small: 128,
 };
 
-/// Batch mode where all appliers together are faster than one: the more changes two batches have,
-/// the sooner they have a key in common, and one waits for the whole of the other. A quarter of
-/// them still saves nearly all that a commit costs.
+/// Batch mode if all appliers together are faster than one. The more changes two batches have, the
+/// sooner they have a key in common, and one waits for all of the other. A quarter of them still
+/// saves nearly the whole cost of commits.
 const SHARED_BATCH: Grain = Grain {
     run: 256,
     small: 128,
 };
 
-/// Batch mode where changes of a row are made one, and one applier has it: the more are joined, the
-/// fewer are left to be applied. The leader's list of transactions is to hold twice as many, as
-/// below.
+/// Batch mode that consolidates the changes of a row, with one applier: the more transactions are
+/// joined, the fewer changes are left. The leader's list of transactions must hold twice as many,
+/// as for [`AGGREGATE`].
 const CONSOLIDATE: Grain = Grain {
     run: 4096,
     small: 128,
 };
 
-/// Aggregate mode regroups changes: the more, the longer the runs of a table. The leader's list of
-/// transactions is to hold twice as many, so that it goes on meanwhile.
+/// Aggregate mode regroups changes: the more there are, the longer the runs of a table. The
+/// leader's list of transactions must hold twice as many, so that it can continue in the meantime.
 const AGGREGATE: Grain = Grain {
     run: 2048,
     small: 1024,
 };
 
-/// How transactions become local ones.
+/// How remote transactions become local ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// One by one.
+    /// Each becomes one.
     Single,
-    /// Small ones are joined.
+    /// Small transactions are joined.
     Batch,
-    /// As that, and many changes of a row become one: the more are joined, the more of them.
+    /// As `Batch`, and several changes of a row become one.
     Consolidate,
-    /// As that, and their changes are regrouped by table.
+    /// As `Batch`, and changes are regrouped by table.
     Aggregate,
 }
 
 impl Mode {
-    /// The mode of a subscription with these options.
+    /// Returns the mode of a subscription with these options.
     #[must_use]
     pub fn of(apply_mode: ApplyMode, consolidate: bool) -> Self {
         match apply_mode {
@@ -65,15 +66,15 @@ impl Mode {
         }
     }
 
-    /// Whether transactions are committed together: the more, the less each costs.
+    /// Returns whether transactions are committed together, which saves the cost of commits.
     #[must_use]
     pub fn joins(self) -> bool {
         self != Self::Single
     }
 
-    /// Returns how much is taken at once. `singly`: one by one, or what comes near it in this mode.
-    /// `relaxed`: commits may overtake each other. Then whatever is taken together with a
-    /// transaction that waits for a lock would wait for nothing.
+    /// Returns how many transactions are claimed at once. `singly`: one by one, or the closest to
+    /// it in this mode. `relaxed`: commits may overtake each other; then a run of several would
+    /// wait with its first transaction that waits for a lock.
     #[must_use]
     pub fn grain(self, relaxed: bool, singly: bool) -> Grain {
         match self {

@@ -1,8 +1,8 @@
-//! How much a subscription applies per second, for people. Run by the leader.
+//! How much a subscription applies per second, for the views. Run by the leader.
 
 use std::time::{Duration, Instant};
 
-/// Rates are taken over at least this time.
+/// Shortest time between two readings.
 const INTERVAL: Duration = Duration::from_secs(2);
 
 /// Rates, per second.
@@ -14,7 +14,7 @@ pub struct Rates {
     pub rows: f64,
 }
 
-/// The counters at the last look.
+/// The counters at the last reading.
 #[derive(Debug)]
 pub struct Throughput {
     at: Instant,
@@ -23,7 +23,7 @@ pub struct Throughput {
 }
 
 impl Throughput {
-    /// Counts from zero.
+    /// Starts with counters of zero.
     #[must_use]
     pub fn new(now: Instant) -> Self {
         Self {
@@ -33,13 +33,13 @@ impl Throughput {
         }
     }
 
-    /// Whether it is time for another look.
+    /// Returns whether a reading is due.
     #[must_use]
     pub fn is_due(&self, now: Instant) -> bool {
         now.saturating_duration_since(self.at) >= INTERVAL
     }
 
-    /// Looks at the counters, and returns the rates since the last look.
+    /// Reads the counters, and returns the rates since the last reading.
     #[must_use]
     pub fn look(&mut self, now: Instant, transactions: u64, rows: u64) -> Rates {
         let seconds = now.saturating_duration_since(self.at).as_secs_f64();

@@ -1,20 +1,20 @@
-//! Who wrote a key last, in fixed memory: a set-associative table of cache lines.
+//! The last writer of each key, in fixed memory: a set-associative table of cache lines.
 //!
-//! A key's hash chooses a line and a tag in it; the line has room for seven keys. A key of a
-//! committed transaction makes room for another by being overwritten. When all seven are of
-//! transactions that still wait, the oldest is forgotten: the line keeps the number of the latest
-//! transaction of which it has forgotten a key, and whoever does not find its own key there waits
-//! for all up to that one. So a full table costs waiting, first of those few that share a line, and
-//! never order.
+//! A key's hash chooses a line and a tag in it; the line has room for seven keys. The entry of a
+//! committed transaction may be overwritten. If all seven writers still wait, the oldest entry is
+//! forgotten. The line then keeps the number of the latest transaction of which it has forgotten a
+//! key. A transaction that does not find its key in the line waits for everything up to that
+//! number. So a full table costs waiting, first for the few that share a line, but never breaks the
+//! order.
 //!
-//! Numbers are kept by their low 32 bits and read relative to the transaction in hand. One that is
-//! more than 2^32 behind may look like one that waits: again an edge too many, never one too few.
+//! Numbers are stored as their low 32 bits and read relative to the current transaction. A writer
+//! that is more than 2^32 behind may look like a waiting one: that adds an edge, and never loses
+//! one.
 
 /// Keys in a line.
 const WAYS: usize = 7;
 
-/// As many tags as writers; the tag of the last place is not used, and its writer is the latest one
-/// that was forgotten.
+/// As many tags as writers. The last tag is not used; the last writer is the latest forgotten one.
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(C, align(64))]
 struct Line {
@@ -22,14 +22,14 @@ struct Line {
     writers: [u32; WAYS + 1],
 }
 
-/// Who wrote a key before.
+/// The last writer of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Writer {
-    /// Nobody who waits.
+    /// No waiting transaction.
     None,
-    /// This transaction.
+    /// Exactly this transaction.
     Known(u64),
-    /// Any up to this transaction.
+    /// Unknown, but not later than this transaction.
     UpTo(u64),
 }
 
@@ -39,9 +39,9 @@ pub struct RecentWriters {
     lines: Vec<Line>,
     mask: usize,
     current: u64,
-    /// Low bits of `current`.
+    /// Low 32 bits of `current`.
     now: u32,
-    /// Writers of this age and older are committed.
+    /// Age of the youngest writer that counts as committed.
     window: u32,
     forgotten: u64,
 }
@@ -52,12 +52,12 @@ fn low(number: u64) -> u32 {
 }
 
 impl RecentWriters {
-    /// The furthest that a transaction may be ahead of what is committed.
+    /// Largest distance between a transaction and the last committed one.
     pub const WINDOW: u64 = 1 << 31;
 
-    /// A table for `capacity` keys.
+    /// Returns a table for `capacity` keys.
     pub fn new(capacity: usize) -> Self {
-        // A line is chosen by the upper half of a hash.
+        // The upper half of a hash chooses the line.
         let lines = capacity.div_ceil(WAYS).next_power_of_two().min(1 << 31);
         Self {
             lines: vec![Line::default(); lines],
@@ -69,14 +69,14 @@ impl RecentWriters {
         }
     }
 
-    /// From now on `current` writes, and what is not after `horizon` does not matter.
+    /// Sets the writer of the following keys; writers up to `horizon` do not matter.
     pub fn start(&mut self, current: u64, horizon: u64) {
         self.current = current;
         self.now = low(current);
         self.window = u32::try_from(current.saturating_sub(horizon)).unwrap_or(u32::MAX);
     }
 
-    /// The last writer of a key, which is `current` from now on.
+    /// Returns the last writer of a key, and makes `current` the new one.
     #[inline]
     pub fn replace(&mut self, key: u64) -> Writer {
         let (now, window) = (self.now, self.window);
@@ -103,8 +103,9 @@ impl RecentWriters {
         }
         let (age, lane) = oldest;
         if age < window {
-            // All of them wait, or are this transaction's own: then it has just made what was
-            // forgotten before its own edge, and whoever waits for it waits for that too.
+            // All seven writers wait, or are the current transaction itself. In that case it
+            // already has an edge to the latest forgotten writer, and a transaction that waits for
+            // it waits for that writer too.
             self.forgotten += 1;
             *latest_forgotten = if age_of_forgotten < window {
                 now.wrapping_sub(age.min(age_of_forgotten))
@@ -122,7 +123,7 @@ impl RecentWriters {
         }
     }
 
-    /// Keys of transactions that waited, forgotten so far.
+    /// Returns how many keys of waiting transactions were forgotten.
     pub fn forgotten(&self) -> u64 {
         self.forgotten
     }
@@ -170,7 +171,7 @@ mod tests {
         table.start(9, 0);
         assert_eq!(table.replace(key(5)), Writer::Known(5));
         assert_eq!(table.replace(key(1)), Writer::UpTo(1));
-        // Key 2 was forgotten for key 1.
+        // Key 2 was forgotten to make room for key 1.
         table.start(10, 0);
         assert_eq!(table.replace(key(2)), Writer::UpTo(2));
         assert_eq!(table.replace(key(1)), Writer::Known(9));

@@ -1,10 +1,9 @@
-//! What the tracker knows of each table, and which tables the transaction in hand touches.
+//! The tracker's state of each table, and the tables that the current transaction touches.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// Spreads the numbers of tables; nobody gains by choosing bad ones but that their own stream is
-/// slow.
+/// Hashes table numbers. A provider that chose bad numbers would only slow down its own stream.
 #[derive(Debug, Default, Clone)]
 struct Spread(u64);
 
@@ -25,32 +24,32 @@ impl Hasher for Spread {
     }
 }
 
-/// A table.
+/// State of a table.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Table {
-    /// The transaction that changed it last; 0 for none.
+    /// The last transaction that changed the table; 0 for none.
     pub last_change: u64,
-    /// The transaction that had a barrier on it last; 0 for none.
+    /// The last transaction with a barrier on the table; 0 for none.
     pub last_barrier: u64,
-    /// The transaction in hand has a barrier on it.
+    /// The current transaction has a barrier on the table.
     pub barred: bool,
     touched: bool,
 }
 
-/// All tables.
+/// States of all tables.
 #[derive(Debug)]
 pub struct TableBook {
     places: HashMap<u32, usize, BuildHasherDefault<Spread>>,
     tables: Vec<Table>,
-    /// Places of those that the transaction in hand touches.
+    /// Indices of the tables that the current transaction touches.
     in_hand: Vec<usize>,
-    /// Number and place of the table that was touched last: changes of a table often come together.
+    /// Number and index of the last touched table: changes of one table often follow each other.
     last: Option<(u32, usize)>,
     capacity: usize,
 }
 
 impl TableBook {
-    /// At most `capacity` tables are known at a time.
+    /// Returns an empty book for at most `capacity` tables.
     pub fn new(capacity: usize) -> Self {
         Self {
             places: HashMap::default(),
@@ -61,8 +60,8 @@ impl TableBook {
         }
     }
 
-    /// The transaction in hand changes `table`. Returns whether it has a barrier on it; `None` when
-    /// there is no room.
+    /// Adds `table` to the tables that the current transaction changes. Returns whether the
+    /// transaction has a barrier on it; `None` if there is no room.
     #[inline]
     pub fn touch(&mut self, table: u32) -> Option<bool> {
         let place = match self.last {
@@ -72,7 +71,7 @@ impl TableBook {
         self.tables.get(place).map(|state| state.barred)
     }
 
-    /// The transaction in hand has a barrier on `table`. False when there is no room.
+    /// Gives the current transaction a barrier on `table`. Returns false if there is no room.
     #[inline]
     pub fn bar(&mut self, table: u32) -> bool {
         if self.touch(table).is_none() {
@@ -105,7 +104,7 @@ impl TableBook {
         Some(place)
     }
 
-    /// Look at each table that the transaction in hand touches.
+    /// Calls `look` for each table that the current transaction touches.
     pub fn each_in_hand(&mut self, mut look: impl FnMut(&mut Table)) {
         for place in &self.in_hand {
             if let Some(table) = self.tables.get_mut(*place) {
@@ -114,7 +113,7 @@ impl TableBook {
         }
     }
 
-    /// There is no transaction in hand any more.
+    /// Ends the current transaction.
     pub fn let_go(&mut self) {
         for place in self.in_hand.drain(..) {
             if let Some(state) = self.tables.get_mut(place) {
@@ -124,12 +123,12 @@ impl TableBook {
         self.last = None;
     }
 
-    /// Whether another table would be too many.
+    /// Returns whether there is no room for another table.
     pub fn is_full(&self) -> bool {
         self.tables.len() >= self.capacity
     }
 
-    /// Forget all tables.
+    /// Forgets all tables.
     pub fn clear(&mut self) {
         self.let_go();
         self.places.clear();

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A key like the decoder's, good in all bits.
+/// Returns a key whose bits are all well mixed, like the decoder's.
 fn spread(number: u64) -> u64 {
     (number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
@@ -13,7 +13,7 @@ fn enter<'t>(tracker: &'t mut DependencyTracker, sequence: u64, keys: &[u64]) ->
     tracker.finish()
 }
 
-/// Of the transaction in hand: latest, through, single edges.
+/// Finishes the current transaction. Returns its edges: latest, through, single edges.
 fn finish(tracker: &mut DependencyTracker) -> (u64, u64, Vec<u64>) {
     let edges = tracker.finish();
     (edges.latest, edges.through, edges.all.to_vec())
@@ -117,7 +117,7 @@ fn keys_of_a_table_under_a_barrier_are_ordered_by_it() {
     tracker.change(1, [7].into_iter());
     tracker.change(2, [8].into_iter());
     assert_eq!(finish(&mut tracker), (1, 1, vec![]));
-    // The edge to 1 says nothing new: 2 comes after it.
+    // The edge to 1 is redundant: 2 comes after it.
     assert_eq!(enter(&mut tracker, 3, &[7]).all, [1, 2]);
     tracker.begin(4, 0);
     tracker.change(2, [8].into_iter());
@@ -196,11 +196,11 @@ fn i9_any_number_of_tables() {
         tracker.barrier(sequence);
         tracker.finish();
     }
-    // The barrier on table 1 was forgotten, so this waits for what was before the forgetting.
+    // The barrier on table 1 was forgotten, so this waits for everything before that.
     tracker.begin(1000, 0);
     tracker.change(1, [1].into_iter());
     assert!(finish(&mut tracker).1 > 900);
-    // One transaction with too many.
+    // One transaction with too many tables.
     tracker.begin(1001, 0);
     for table in 0..1000 {
         tracker.change(5000 + table, [1].into_iter());
@@ -216,7 +216,7 @@ fn an_abandoned_transaction_hides_nothing() {
     tracker.change(1, [7].into_iter());
     tracker.abandon();
     assert_eq!(enter(&mut tracker, 2, &[7]).all, [1]);
-    // The same for tables.
+    // An abandoned transaction leaves no trace in the tables either.
     tracker.begin(3, 0);
     tracker.change(1, [8].into_iter());
     tracker.barrier(1);
@@ -224,12 +224,12 @@ fn an_abandoned_transaction_hides_nothing() {
     tracker.begin(3, 0);
     tracker.barrier(1);
     assert_eq!(finish(&mut tracker), (2, 2, vec![]));
-    // And for a barrier for all.
+    // Nor does an abandoned barrier for everything.
     tracker.begin(4, 0);
     tracker.barrier_for_all();
     tracker.abandon();
     assert_eq!(enter(&mut tracker, 4, &[7]).all, [2, 3]);
-    // A barrier that was abandoned does not swallow keys.
+    // An abandoned barrier does not swallow keys.
     tracker.begin(5, 0);
     tracker.barrier(2);
     tracker.abandon();

@@ -1,49 +1,49 @@
-//! How wide the graph of what is in flight is: how many of its transactions could run side by side,
-//! if there were enough appliers. Asked now and then by the leader, for the views.
+//! Width of the graph of transactions in flight: how many of them could run in parallel with enough
+//! appliers. Computed now and then by the leader, for the views.
 //!
-//! The width is the number of transactions in flight over the longest chain among them (work over
-//! span): 1 for updates of one row, their number for transactions that share nothing.
+//! The width is the number of transactions in flight divided by the longest chain among them (work
+//! over span): 1 for updates of one row, their number for transactions that share nothing.
 //!
-//! Each transaction remembers one that it waits for: that with the longest chain behind it when it
-//! entered. So a chain may be taken for shorter than it is, where it has been worked off from
-//! several ends; never for longer.
+//! Each transaction remembers only one of its dependencies: the one with the longest chain when it
+//! entered. As commits shorten chains, another dependency may become the longest. So a chain may be
+//! measured too short, but never too long.
 
 use super::Edges;
 
-/// Transactions that are remembered, a power of two. What waits longer is not looked at.
+/// Transactions that are remembered, a power of two. Older waiting transactions are not counted.
 const REMEMBERED: usize = 1 << 14;
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Link {
     sequence: u64,
-    /// The one that it waits for; 0 for none.
+    /// The remembered dependency; 0 for none.
     behind: u64,
-    /// Length of its chain when it entered, itself included.
+    /// Length of the transaction's chain when it entered, itself included.
     chain: u32,
 }
 
-/// What is in flight.
+/// Transactions in flight, and their longest chain.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Width {
-    /// Transactions that are not committed.
+    /// Number of transactions that are not committed.
     pub in_flight: u64,
-    /// Transactions of the longest chain, each of which waits for the one before.
+    /// Length of the longest chain: each of its transactions waits for the one before.
     pub chain: u64,
 }
 
 impl Width {
-    /// Transactions that could run side by side; 0 when nothing is in flight.
+    /// Returns how many transactions could run in parallel; 0 if none is in flight.
     #[must_use]
     pub fn side_by_side(self) -> u64 {
         self.in_flight.div_ceil(self.chain.max(1))
     }
 }
 
-/// The chains of the latest transactions.
+/// Chains of the latest transactions.
 #[derive(Debug)]
 pub(super) struct Chains {
     links: Vec<Link>,
-    /// The one with the longest chain of those that may be in flight.
+    /// The transaction with the longest chain of those that may be in flight.
     deepest: Link,
     last: u64,
 }
@@ -67,7 +67,7 @@ impl Chains {
             .filter(|link| link.sequence == sequence && sequence != 0)
     }
 
-    /// A transaction has entered with these edges; all up to `committed` were.
+    /// Adds a transaction with these edges; all up to `committed` are committed.
     pub(super) fn enter(&mut self, sequence: u64, committed: u64, edges: &Edges<'_>) {
         if self.deepest.sequence <= committed {
             self.deepest = Link::default();
@@ -99,7 +99,7 @@ impl Chains {
         self.last = sequence;
     }
 
-    /// What is in flight when all up to `committed` are.
+    /// Returns the width if all transactions up to `committed` are committed.
     pub(super) fn width(&self, committed: u64) -> Width {
         let from = committed.max(self.last.saturating_sub(REMEMBERED as u64));
         let mut chains: Vec<u64> = Vec::new();
@@ -176,7 +176,7 @@ mod tests {
         for sequence in 13..=20 {
             enter(&mut chains, sequence, 0, 12, &[]);
         }
-        // One of ten, one behind it, the barrier, one of eight behind that.
+        // One of ten, one behind it, the barrier, and one of eight behind that.
         assert_eq!(seen(&chains, 0), (20, 4, 5));
         assert_eq!(seen(&chains, 12), (8, 1, 8));
     }

@@ -1,5 +1,5 @@
-//! Changes that are regrouped by table give what they give one after the other, in the model of the
-//! tests of net changes: with tables that keep their order, with conflicts and without.
+//! Changes that are regrouped by table have the same result as one after the other, in the model of
+//! the tests of net changes: with tables that keep their order, with and without conflicts.
 
 use braid_bgworker::aggregate::{Aggregate, Freedom, Step};
 
@@ -61,7 +61,7 @@ fn regrouped(
     tally.changes += batch.len();
     for (made, number) in batch.iter().zip(0..) {
         let freedom = freedoms[made.relation as usize];
-        // A truncate of one table is one of its changes; of several, it would order with
+        // A truncate of one table is one of its changes; a truncate of several would order with
         // everything.
         let is_truncate = made.operation.is_none();
         if freedom == Freedom::Everything || (is_truncate && random.one_in(2)) {

@@ -1,9 +1,8 @@
-//! Commits that overtake each other, and crashes between them: what is in the local WAL is what is
-//! not asked for again.
+//! Commits that overtake each other, and crashes between them: transactions in the local WAL are
+//! exactly those that are not requested again.
 //!
-//! The local WAL is a list of commits, of which a crash leaves a part from its start. Appliers read
-//! the mark, commit, and mark their transactions as done in separate steps, with those of others
-//! between them.
+//! The local WAL is a list of commits; a crash keeps a prefix of it. Appliers read the mark,
+//! commit, and mark their transactions as done in separate steps, with those of others in between.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,18 +10,18 @@ use braid_bgworker::applied::{Applied, AppliedAhead, Committing, Note, Range};
 
 use crate::random::{Budget, Random};
 
-/// A transaction at the provider: where its commit record starts and ends.
+/// A transaction at the provider: start and end of its commit record.
 type Source = (u64, u64);
 
 struct Commit {
-    /// Transactions, by where their commit records start.
+    /// The committed transactions, by the starts of their commit records.
     of: Vec<u64>,
     applier: usize,
     position: u64,
     note: Option<Vec<Range>>,
 }
 
-/// What can be read after a crash: the position, and each applier's last note.
+/// Returns the state after a crash: the position, and each applier's last record.
 fn recover(wal: &[Commit]) -> (u64, BTreeMap<usize, Vec<Range>>) {
     let mut notes = BTreeMap::new();
     let mut position = 0;
@@ -35,27 +34,27 @@ fn recover(wal: &[Commit]) -> (u64, BTreeMap<usize, Vec<Range>>) {
     (position, notes)
 }
 
-/// An applier, with what it has taken and not committed yet, and a commit that is not marked yet.
+/// An applier, with its claimed transactions, and a commit that is not marked as done yet.
 struct Applier {
     applied: Applied,
     taken: Vec<u64>,
-    /// The note is made, the commit is to come.
+    /// The record is made, the commit is to follow.
     about: Option<(Vec<u64>, Note)>,
     committed: Vec<u64>,
 }
 
 struct Run<'a> {
-    /// What is applied in this run, by number less one.
+    /// Transactions of this run, by number less one.
     todo: Vec<Source>,
     start: u64,
     relaxed: bool,
     wal: &'a mut Vec<Commit>,
-    /// Those that left no record.
+    /// Transactions that left no record.
     wrote_nothing: &'a mut BTreeSet<u64>,
     done: BTreeSet<u64>,
     mark: u64,
     claimed: u64,
-    /// Transactions are put aside and taken again later, by whoever comes.
+    /// Transactions are put back at times, and any applier claims them again later.
     puts_aside: bool,
     aside: Vec<u64>,
 }
@@ -79,7 +78,8 @@ impl Run<'_> {
                 self.mark += 1;
             }
         } else if let Some((sequences, note)) = applier.about.take() {
-            // What writes nothing leaves no record, unless there is a note.
+            // A transaction that writes nothing leaves no commit record, unless `applied` is
+            // stored.
             if note.is_needed || !random.one_in(10) {
                 self.wal.push(Commit {
                     of: sequences.iter().map(|s| self.source(*s).0).collect(),
@@ -94,7 +94,7 @@ impl Run<'_> {
             applier.applied = note.applied;
             applier.committed = sequences;
         } else if applier.taken.is_empty() && !self.aside.is_empty() && random.one_in(4) {
-            // What is next to commit is in somebody's hands before long.
+            // The next transaction to commit must be claimed before long.
             let place = random.index(self.aside.len());
             applier.taken = vec![self.aside.swap_remove(place)];
         } else if applier.taken.is_empty() && self.puts_aside {
@@ -194,7 +194,7 @@ fn i1_nothing_is_lost_or_repeated_when_commits_overtake_each_other() {
                 );
             }
             overtook += usize::from(!ahead.is_empty());
-            // What is in a note was committed, or wrote nothing.
+            // Every transaction in a record was committed, or wrote nothing.
             for range in &ahead_ranges(&sources, &ahead, start) {
                 assert!(
                     committed.contains(range) || wrote_nothing.contains(range),
@@ -229,7 +229,7 @@ fn i1_nothing_is_lost_or_repeated_when_commits_overtake_each_other() {
                 claimed: 0,
                 todo,
             };
-            // One that is slow lets the others go far ahead.
+            // A slow applier lets the others get far ahead.
             let slow = random.index(appliers);
             let steps = random.below(600);
             for _ in 0..steps {
@@ -249,7 +249,7 @@ fn i1_nothing_is_lost_or_repeated_when_commits_overtake_each_other() {
     assert!(overtook > 100 && crashes > 100);
 }
 
-/// Of the transactions beyond the position, those that are taken for committed.
+/// Returns the transactions beyond the position that count as committed.
 fn ahead_ranges(sources: &[Source], ahead: &AppliedAhead, start: u64) -> Vec<u64> {
     sources
         .iter()

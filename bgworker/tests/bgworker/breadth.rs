@@ -1,5 +1,5 @@
-//! Whether one applier takes transactions or all do, against a machine of which is known how fast
-//! it is with one and with all.
+//! The choice between one applier and all, against a machine whose speed with one and with all is
+//! known.
 
 use std::time::Duration;
 
@@ -9,22 +9,22 @@ use braid_testing::Random;
 
 const LOOK: Duration = Duration::from_millis(1);
 
-/// What a subscription does, and what was chosen for it, look by look.
+/// A subscription's load, and the choices made for it, sample by sample.
 struct Machine {
     chooser: Chooser,
     random: Random,
     now: Duration,
-    /// Work per second with one and with all.
+    /// Work per second with one applier and with all.
     speed: (f64, f64),
     /// Work of a transaction.
     size: f64,
-    /// Transactions in a local one.
+    /// Transactions in a local transaction.
     joined: u64,
-    /// A look's work is off by up to this share.
+    /// The measured work of a sample is off by up to this share.
     noise: f64,
     done: f64,
     breadth: Breadth,
-    /// Looks with one, with all.
+    /// Samples with one applier, and with all.
     looks: (u32, u32),
 }
 
@@ -82,7 +82,7 @@ impl Machine {
     }
 
     fn chosen(&mut self) -> Breadth {
-        // In the middle of a trial it is whose turn it is: long after it is what is kept.
+        // During a trial the choice alternates. Over a long time the kept one dominates.
         self.looks = (0, 0);
         self.full(600);
         if self.looks.0 > self.looks.1 {
@@ -183,7 +183,7 @@ fn while_nothing_waits_nothing_is_tried() {
 
 #[test]
 fn a_pause_in_the_middle_of_a_turn_does_not_count() {
-    // Most of the time nothing waits, in which everybody is slow; with waiting transactions all are
+    // Most of the time nothing waits, and both ways are slow; with waiting transactions all are
     // twice as fast.
     let mut machine = Machine::new(5, 40_000.0, 80_000.0);
     for _ in 0..200 {
@@ -199,7 +199,7 @@ fn a_pause_in_the_middle_of_a_turn_does_not_count() {
 
 #[test]
 fn few_and_long_transactions_are_waited_for() {
-    // Ten in a second: with windows of some milliseconds most would have none.
+    // Ten transactions in a second: most windows of some milliseconds would have none.
     let mut machine = Machine::new(6, 40.0, 80.0);
     machine.full(60_000);
     let rates = machine.chooser.rates().expect("there was a trial");
@@ -210,7 +210,7 @@ fn few_and_long_transactions_are_waited_for() {
 
 #[test]
 fn batches_are_many_before_they_count() {
-    // One takes some twelve milliseconds: in a window of thirty there are two of them or three.
+    // A transaction takes some twelve milliseconds: a window of thirty has two or three.
     for seed in 0..50 {
         for (all, expected) in [(82_000.0, Breadth::One), (100_000.0, Breadth::All)] {
             let mut machine = Machine::new(seed, 80_000.0, all);

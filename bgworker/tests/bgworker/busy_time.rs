@@ -2,7 +2,7 @@ use braid_bgworker::busy_time::BusyTime;
 
 const SECOND: i64 = 1_000_000;
 
-/// Percent, rounded.
+/// Returns the busy share in percent, rounded.
 fn percent(busy: &BusyTime, now: i64, since: Option<i64>) -> Option<i64> {
     #[expect(clippy::cast_possible_truncation, reason = "0 to 100")]
     busy.share(now, since)
@@ -26,7 +26,7 @@ fn the_share_is_that_of_the_last_seconds() {
         let now = start + (second + 1) * SECOND;
         busy.look(now, None);
         let seen = percent(&busy, now, None).unwrap();
-        // What was before counts for twenty seconds, and not longer.
+        // Earlier load counts for twenty seconds, and not longer.
         let range = match second {
             0..60 => 50..=50,
             60..80 => 10..=50,

@@ -1,5 +1,5 @@
-//! Nodes that write the same row and deliver their changes in random order: the columns with rules
-//! end the same on all of them, and sums are those of all that was added.
+//! Nodes write the same row and deliver their changes in random order: columns with rules end equal
+//! on all nodes, and sums contain everything that was added.
 
 use braid_bgworker::column_rule::{Came, ColumnRule, Here, Values, is_again, merge, takes, writes};
 use braid_bgworker::conflict::{
@@ -39,7 +39,7 @@ impl Values for Integers {
     }
 }
 
-/// A sum, a largest value, a smallest one, and one that goes with the row.
+/// A sum, a largest value, a smallest one, and a value without a rule.
 type Cells = [Option<i64>; 4];
 const RULES: [ColumnRule; 4] = [
     ColumnRule::Delta,
@@ -51,7 +51,7 @@ const RULES: [ColumnRule; 4] = [
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Row {
     cells: Cells,
-    /// None: it was there from the start.
+    /// `None`: the row was there from the start.
     stamp: Option<Stamp>,
     marked: bool,
 }
@@ -102,7 +102,7 @@ impl Node {
         }
     }
 
-    /// As the appliers do.
+    /// Applies a change like the appliers.
     fn receive(&mut self, change: Change, stamp: Stamp) {
         let (local, remote) = (self.local(), version(stamp));
         let (decision, cells) = match change {
@@ -122,7 +122,7 @@ impl Node {
         if self.row.is_none() && !wins {
             return;
         }
-        // It was for a row that is gone.
+        // The change was for a deleted row.
         let outlived = !wins
             && self
                 .tombstone
@@ -167,8 +167,8 @@ impl Node {
         };
     }
 
-    /// A change that a session of the node `at` makes, at a time that is not before what it has
-    /// seen.
+    /// Commits a change of a session of the node `at`, at a time that is not before anything that
+    /// the node has seen.
     fn write(&mut self, at: usize, change: Change, time: i64) -> Stamp {
         let seen = self
             .row
@@ -203,7 +203,7 @@ fn group(count: usize, row: Option<Row>) -> Vec<Node> {
     vec![node; count]
 }
 
-/// The next change of `from` at `at`. False when there is none.
+/// Delivers the next change of `from` to `at`. Returns false if there is none.
 fn deliver(nodes: &mut [Node], at: usize, from: usize) -> bool {
     if at == from {
         return false;
@@ -233,8 +233,8 @@ fn number(random: &mut Random, nulls: bool) -> Option<i64> {
     (!nulls || !random.one_in(4)).then(|| i64::try_from(random.below(9)).unwrap() - 4)
 }
 
-/// Whether a column is null may depend on the order where it was set back to null; its sum never
-/// does.
+/// Checks that nodes agree. After a column was set to null, whether it is null may depend on the
+/// order; its sum never does.
 fn agree(nodes: &[Node], exactly: bool, round: usize) {
     let what = |node: &Node| {
         node.row.map(|row| {
@@ -256,7 +256,7 @@ fn next(random: &mut Random, row: Option<Row>, nulls: bool) -> Change {
     let [sum, largest, smallest, _] = row.cells;
     let [added, higher, lower, word] = cells;
     let sum = match (sum, added) {
-        // Another column changes.
+        // An update of another column.
         _ if random.one_in(4) => sum,
         (sum, Some(added)) => Some(sum.unwrap_or(0) + added),
         (_, None) => None,
@@ -286,7 +286,7 @@ fn what_is_added(log: &[(Change, Stamp)]) -> i64 {
         .sum()
 }
 
-/// Whatever the order in which inserts and updates arrive.
+/// Increments count in any order of arrival of inserts and updates.
 #[test]
 fn every_increment_counts_on_every_node() {
     let mut random = Random::new("every_increment_counts_on_every_node");
@@ -294,7 +294,8 @@ fn every_increment_counts_on_every_node() {
     while let Some(round) = budget.round(2000) {
         let count = 2 + random.index(3);
         let nulls = random.one_in(2);
-        // Half of the time the row is there from the start, else all nodes may insert it.
+        // In half of the rounds the row is there from the start; in the others all nodes may insert
+        // it.
         let start = random.one_in(2).then(|| Row {
             cells: std::array::from_fn(|_| number(&mut random, nulls)),
             stamp: None,
@@ -348,8 +349,8 @@ fn every_increment_counts_on_every_node() {
     }
 }
 
-/// A row is deleted and inserted anew by one node, while others add to the old one before that, and
-/// to the new one once they have it.
+/// A row is deleted and inserted anew by one node. Others add to the old row before that, and to
+/// the new one once they have it.
 #[test]
 fn what_was_added_to_a_deleted_row_is_not_in_the_next_one() {
     let mut random = Random::new("what_was_added_to_a_deleted_row_is_not_in_the_next_one");
@@ -370,7 +371,7 @@ fn what_was_added_to_a_deleted_row_is_not_in_the_next_one() {
             let from = random.index(count);
             deliver(&mut nodes, at, from);
         }
-        // Newer than all that was added to the row.
+        // Newer than everything that was added to the row.
         let at = random.index(count);
         nodes[at].write(at, Change::Delete, 1000);
         let cells = std::array::from_fn(|_| number(&mut random, false));
@@ -393,8 +394,8 @@ fn what_was_added_to_a_deleted_row_is_not_in_the_next_one() {
             .map(|(node, before)| what_is_added(&node.log[*before..]))
             .sum();
         deliver_all(&mut random, &mut nodes);
-        // A change of the new row that overtakes the deletion adds to the old one where that still
-        // is.
+        // If a change of the new row overtakes the deletion, it adds to the old row, if that still
+        // exists.
         let overtaken = count > 2;
         if overtaken {
             continue;
@@ -408,16 +409,16 @@ fn what_was_added_to_a_deleted_row_is_not_in_the_next_one() {
     }
 }
 
-/// What is remembered of one write of a row: who made it, and which columns it wrote.
+/// Record of one write of a row: its writer, and the columns that it wrote.
 type Write = (Stamp, [bool; 4]);
 
-/// A node of which each column is a register of its own.
+/// A node whose columns are all registers of their own.
 #[derive(Debug, Clone, Default)]
 struct Registers {
     row: Option<(Cells, Option<Stamp>)>,
-    /// What appliers have written down, and what was read off WAL.
+    /// Writes that appliers have recorded, or that were read from WAL.
     known: Vec<Write>,
-    /// What its sessions wrote, and is not read yet.
+    /// Writes of the node's sessions that were not read from WAL yet.
     unread: Vec<Write>,
     log: Vec<(Change, Stamp)>,
     read: Vec<usize>,
@@ -439,7 +440,8 @@ fn written(change: Change) -> [bool; 4] {
 }
 
 impl Registers {
-    /// As the appliers do: what is remembered is asked only where the row's version does not tell.
+    /// Applies a change like the appliers: the recorded writes are used only if the row's version
+    /// does not decide.
     fn receive(&mut self, change: Change, stamp: Stamp, from_origin: bool) {
         let (Change::Insert(new) | Change::Update(_, new)) = change else {
             return;
@@ -496,8 +498,8 @@ impl Registers {
     }
 }
 
-/// Each column has the value of the newest change that wrote it, on every node: whatever the order
-/// in which changes arrive, when local ones are read off WAL, and what comes more than once.
+/// Each column has the value of the newest change that wrote it, on every node. That holds for any
+/// order of arrival, any time of reading local changes from WAL, and for repeated changes.
 #[test]
 fn each_column_has_its_newest_value_on_every_node() {
     let mut random = Random::new("each_column_has_its_newest_value_on_every_node");
@@ -519,7 +521,7 @@ fn each_column_has_its_newest_value_on_every_node() {
             if at == from || next >= nodes[from].log.len() {
                 return false;
             }
-            // What comes again has come by another way.
+            // Changes that arrive again come by another way.
             for number in next.saturating_sub(again)..=next {
                 let (change, stamp) = nodes[from].log[number];
                 nodes[at].receive(change, stamp, number == next);

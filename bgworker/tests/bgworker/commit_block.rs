@@ -1,5 +1,4 @@
-//! Commit timestamps that are kept: what is read is what was written, and bytes that are not a
-//! block are refused.
+//! Encoded commit timestamps are decoded unchanged, and bytes that are not a block are refused.
 
 use braid_bgworker::commit_block::{Commit, TRANSACTIONS, decode, encode, place_of};
 use proptest::prelude::*;

@@ -1,5 +1,5 @@
-//! Net changes give what the changes give one after the other: against a model of tables with
-//! versions, deletions' traces, and conflicts decided by `last_update_wins`.
+//! Net changes have the same result as the changes one after the other: against a model of tables
+//! with versions, tombstones, and conflicts resolved by `last_update_wins`.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,7 @@ type Columns = [u64; COLUMNS];
 #[derive(Debug, Clone)]
 pub(super) struct Made {
     pub(super) relation: u32,
-    /// Its columns are sent moved on by so many places.
+    /// The change's columns are sent rotated by this many places.
     shape: u32,
     /// `None`: truncate.
     pub(super) operation: Option<Operation>,
@@ -36,11 +36,10 @@ pub(super) struct Made {
     from_origin: bool,
 }
 
-/// What stands under a key.
+/// State of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Register {
-    /// The version is not known for a copied row. `extra` is a column that the source does not
-    /// have.
+    /// A copied row has no known version. `extra` is a column that the source lacks.
     Row {
         version: Option<(i64, u32)>,
         columns: Columns,
@@ -86,7 +85,7 @@ impl Subscriber {
         }
     }
 
-    /// Write columns over what is there, or into the gap.
+    /// Writes columns over an existing row, or as a new one.
     fn write(&mut self, place: Place, columns: &[Option<u64>], version: Version) {
         let version = Some((version.timestamp, version.origin));
         let (mut values, extra) = match self.registers.get(&place) {
@@ -109,7 +108,7 @@ impl Subscriber {
         self.registers.insert(place, trace);
     }
 
-    /// One change, as an applier does it.
+    /// Applies one change like an applier.
     pub(super) fn apply(&mut self, made: &Made) {
         let place = (made.relation, made.key);
         let target = (made.relation, made.new_key);
@@ -158,7 +157,7 @@ impl Subscriber {
         }
     }
 
-    /// A net change, by the two rules of the module's documentation.
+    /// Applies a net change by the two rules of the module's documentation.
     pub(super) fn apply_net(&mut self, net: &Net<(u64, u64), u64>, parts: &[&Made]) {
         let place = (net.relation, net.key.0);
         let (operation, version) = net.first;
@@ -176,7 +175,7 @@ impl Subscriber {
             }
             return;
         }
-        // As the first of its changes has them.
+        // In the shape of the first of its changes.
         let put = |columns: &Vec<Option<u64>>| {
             let mut columns = columns.clone();
             columns.rotate_left(parts[0].shape as usize % COLUMNS);
@@ -197,7 +196,7 @@ impl Subscriber {
         }
     }
 
-    /// A second row with a first column that is unique.
+    /// Returns a second row with an equal first column, which is unique.
     pub(super) fn collision(&self) -> Option<Place> {
         let mut seen = BTreeMap::new();
         self.registers
@@ -287,7 +286,7 @@ impl Source {
                     made.new_key = new_key;
                 }
                 made.operation = Some(Operation::Update);
-                // What is as it was may be missing.
+                // Unchanged columns may be missing.
                 let columns = row
                     .iter()
                     .zip(&old)
@@ -328,7 +327,7 @@ pub(super) fn changed(made: &Made) -> Change<'_, (u64, u64), u64> {
     }
 }
 
-/// What was done with a batch.
+/// Counters of the applied batches.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     pub(super) changes: usize,
@@ -336,10 +335,10 @@ pub(super) struct Tally {
     pub(super) parts_replayed: usize,
 }
 
-/// Applies a batch, and says after each step whether unique columns hold if they have to.
+/// Applies a batch, and checks after each step that unique columns hold if they have to.
 pub(super) type Way = fn(&mut Subscriber, &[Made], bool, &mut Random, &mut Tally);
 
-/// Apply a batch through runs.
+/// Applies a batch through runs.
 fn consolidated(
     subscriber: &mut Subscriber,
     batch: &[Made],
@@ -383,7 +382,7 @@ fn flush(
     if random.one_in(2) {
         group_by_table(&mut nets);
     } else {
-        // Any order will do.
+        // Any order is valid.
         for place in (1..nets.len()).rev() {
             nets.swap(place, random.index(place + 1));
         }
@@ -408,8 +407,7 @@ fn initial(random: &mut Random, keys: u64, conflicts: bool) -> (Source, Subscrib
         }
     }
     if !conflicts {
-        // The same rows, perhaps of versions that nobody knows, and something in their extra
-        // column.
+        // The same rows, some with unknown versions, and a value in their extra column.
         subscriber.registers.clear();
         for (place, columns) in &source.rows {
             let row = Register::Row {
@@ -494,7 +492,7 @@ pub(super) fn equals_serial(test: &str, conflicts: bool, way: Way) -> Tally {
     tally
 }
 
-/// Without a third node.
+/// Makes the change one of the origin itself, without a third node.
 fn direct(mut made: Made) -> Made {
     made.version.origin = 1;
     made.from_origin = true;

@@ -38,8 +38,9 @@ fn i2_a_mesh_that_truncates_converges() {
     );
 }
 
-/// Where it goes on as itself, also from a node on which some rows stay, it is no different by way
-/// of others. It comes to rest, as who has it, or a newer one, passes it on no more.
+/// A truncate is forwarded as a truncate, even by a node on which some rows stay, so it has the
+/// same effect by other ways. Forwarding ends, as a node that has this truncate or a newer one does
+/// not forward it.
 #[test]
 fn i2_i8_truncates_are_passed_on() {
     let test = "i2_i8_truncates_are_passed_on";
@@ -55,7 +56,7 @@ fn i2_i8_truncates_are_passed_on() {
     }
 }
 
-/// Why what finds nothing is passed on.
+/// Why deletions that find nothing are forwarded.
 #[test]
 fn i2_what_finds_nothing_is_news_to_those_behind() {
     let test = "i2_what_finds_nothing_is_news_to_those_behind";
@@ -78,8 +79,8 @@ fn i2_what_finds_nothing_is_news_to_those_behind() {
             assert!(mended.run().is_ok(), "{mended:?}");
         }
     }
-    // A star around a. Two ends delete a row, the older deletion comes first; then the end that
-    // made it inserts the row anew, before the other's.
+    // A star around a. Two ends delete a row, and the older deletion arrives first. Then the end
+    // that made it inserts the row again, before the other end's deletion.
     let differs = |passes_on: bool| {
         let mut group = Group::new(3, Topology::Star);
         if !passes_on {
@@ -122,8 +123,8 @@ fn i2_a_chain_converges() {
     converges("i2_a_chain_converges", Course::new(Topology::Chain));
 }
 
-/// A clock that is set back changes who wins, but nodes agree: commits wait until it is past what
-/// their node itself has committed, too.
+/// A clock that is set back changes which row wins, but nodes still agree: commits wait until the
+/// clock is past everything that their node has seen, its own commits included.
 #[test]
 fn i4_clocks_may_step_back() {
     for topology in [
@@ -140,9 +141,9 @@ fn i4_clocks_may_step_back() {
     }
 }
 
-/// Why a node's own commits count as seen. It writes a row at 10 and, with its clock set back,
-/// again at 5; another writes it at 7. Who has the 10 in between keeps it against the 7 and then
-/// takes the 5, which follows it; who gets the 7 last takes that.
+/// Why a node's own commits count as seen. Node a writes a row at 10 and, with its clock set back,
+/// again at 5; node b writes it at 7. A node that gets 10, 7, 5 keeps the 10 against the 7, and
+/// then takes the 5, which follows the 10 in its stream. A node that gets the 7 last takes the 7.
 #[test]
 fn i4_covers_a_nodes_own_commits() {
     let mut group = Group::new(3, Topology::Mesh);
@@ -157,7 +158,7 @@ fn i4_covers_a_nodes_own_commits() {
     assert_ne!(rows[0], rows[1], "rules alone do not make up for it");
 }
 
-/// The histories find it by themselves, and what is shown of one is no longer than it has to be.
+/// Histories find the failure by themselves, and the reported one is as short as possible.
 #[test]
 fn a_history_that_fails_is_shown_in_its_smallest_form() {
     let mut random = Random::new("a_history_that_fails_is_shown_in_its_smallest_form");
@@ -181,8 +182,8 @@ fn a_history_that_fails_is_shown_in_its_smallest_form() {
     }
 }
 
-/// Merging is by the row's version alone: for each pair of versions and each kind of change there
-/// is one winner, whichever comes first.
+/// Merging depends on the row's version alone: for each pair of versions and each kind of change
+/// there is one winner, in any order of arrival.
 #[test]
 fn i2_merging_commutes_and_is_idempotent() {
     let stamps = [(1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2)];
@@ -220,7 +221,7 @@ fn i2_merging_commutes_and_is_idempotent() {
     }
 }
 
-/// With one writer nobody conflicts: its stream's order is the order of its versions, even when its
+/// A single writer has no conflicts: its stream's order is the order of its versions, even if its
 /// clock steps back.
 #[test]
 fn i2_a_single_writers_clock_may_step_back() {
@@ -245,8 +246,8 @@ fn i2_a_single_writers_clock_may_step_back() {
     }
 }
 
-/// Why I4 is an invariant, and why a deletion counts as seen: a writer whose clock is behind what
-/// its node has seen makes nodes differ for good, whatever the rules.
+/// Why I4 is an invariant, and why a deletion counts as seen. If a writer's clock is behind what
+/// its node has seen, nodes differ for good, whatever the rules.
 #[test]
 fn i4_is_what_convergence_rests_on() {
     let mut group = Group::new(2, Topology::Mesh);
@@ -266,8 +267,8 @@ fn i4_is_what_convergence_rests_on() {
     assert!(group.nodes[1].has(0) && !group.nodes[0].has(0));
 }
 
-/// I3: the version that counts is that of the row's origin, so it makes no difference by which way
-/// a change comes.
+/// I3: the row's origin decides the version, so it makes no difference by which way a change
+/// arrives.
 #[test]
 fn i3_the_rows_origin_decides_and_not_the_sender() {
     for local in [(1, 0), (1, 1), (2, 2)] {

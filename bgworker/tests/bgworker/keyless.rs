@@ -1,5 +1,5 @@
-//! Nodes that add rows to a table without a key and take them out, and deliver their changes in
-//! random order: in the end all have the same rows, each as often as the others have it.
+//! Nodes add and remove rows of a table without a key, and deliver their changes in random order:
+//! in the end all nodes have equal rows, each equally often.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +24,7 @@ enum Change {
     Insert(u32),
     Update(u32, u32),
     Delete(u32),
-    /// All rows that are older are gone, whichever they are.
+    /// Deletes all older rows.
     Truncate,
 }
 
@@ -32,7 +32,7 @@ enum Change {
 struct Node {
     rows: Vec<(u32, Stamp)>,
     removals: Vec<(u32, Stamp)>,
-    /// Row, its version, that of the removal.
+    /// Row, its version, version of the removal.
     taken: Vec<(u32, Stamp, Stamp)>,
     /// The newest truncate.
     truncated: Option<Stamp>,
@@ -42,7 +42,7 @@ struct Node {
 }
 
 impl Node {
-    /// As the appliers do.
+    /// Applies a change like the appliers.
     fn receive(&mut self, change: Change, stamp: Stamp, with: Rules) {
         match change {
             Change::Insert(row) => self.add(row, stamp, with),
@@ -110,8 +110,8 @@ impl Node {
         }
     }
 
-    /// A removal has no row: nothing that is here was meant for it when it came, or what it had
-    /// taken was another one's.
+    /// Handles a removal without a row: no row in the table was meant for it, or it lost its row to
+    /// another removal.
     fn find_another(&mut self, row: u32, stamp: Stamp, with: Rules) {
         let alike: Vec<usize> = (0..self.taken.len())
             .filter(|place| with.hands_on && self.taken[*place].0 == row)
@@ -160,11 +160,12 @@ impl Node {
 struct Rules {
     /// Removals that have found no row are remembered.
     remembers: bool,
-    /// Only rows that are older than a change are taken out by it.
+    /// A change removes only rows that are older than it.
     looks: bool,
     /// An older removal gets the row that a newer one has taken.
     hands_on: bool,
-    /// A removal that has taken a row from before a truncate that comes later has taken none.
+    /// If a truncate arrives late, newer removals lose the rows that they have taken from before
+    /// it.
     frees: bool,
 }
 const ALL: Rules = Rules {
@@ -174,21 +175,21 @@ const ALL: Rules = Rules {
     frees: true,
 };
 
-/// Who writes what.
+/// The rows that nodes write.
 #[derive(Debug, Clone, Copy)]
 enum Rows {
-    /// Each row is another one than all that were written before, as rows with a time in them are.
-    /// All nodes change them.
+    /// Each row differs from all earlier ones, like rows that contain a time. All nodes change
+    /// them.
     Distinct,
-    /// There are a few, many times. All nodes add them; each is taken out by one node only.
+    /// A few rows, many times each. All nodes add them; only one node removes each.
     Alike,
-    /// There are a few, many times, and all nodes add them and take them out.
+    /// A few rows, many times each. All nodes add and remove them.
     Same,
-    /// The same, and all nodes truncate the table now and then.
+    /// As `Same`, and all nodes truncate the table now and then.
     Truncated,
 }
 
-/// Random writes and deliveries, until all is delivered.
+/// Writes and delivers at random, until everything is delivered.
 fn run(random: &mut Random, written: Rows, with: Rules) -> Vec<Node> {
     let nodes = 2 + random.index(4);
     let mut all: Vec<Node> = (0..nodes)
@@ -223,7 +224,7 @@ fn run(random: &mut Random, written: Rows, with: Rules) -> Vec<Node> {
     all
 }
 
-/// One of the node's own writes. Its version is newer than all that it has seen.
+/// Makes a write of the node's own, newer than everything that the node has seen.
 fn write(random: &mut Random, all: &mut [Node], at: usize, written: Rows, new: u32) {
     let nodes = all.len();
     let node = &mut all[at];
@@ -255,7 +256,7 @@ fn write(random: &mut Random, all: &mut [Node], at: usize, written: Rows, new: u
     node.log.push((change, stamp));
 }
 
-/// The next change of `from` at `to`. False when there is none.
+/// Delivers the next change of `from` to `to`. Returns false if there is none.
 fn deliver(all: &mut [Node], from: usize, to: usize, with: Rules) -> bool {
     let next = all[to].read[from];
     if from == to || next == all[from].log.len() {
@@ -283,7 +284,7 @@ fn keyless_tables_end_the_same_on_all_nodes() {
     }
 }
 
-/// That the test above would notice.
+/// The test above would notice each missing rule.
 #[test]
 fn keyless_tables_need_what_is_remembered() {
     let mut random = Random::new("keyless_tables_need_what_is_remembered");
@@ -306,8 +307,7 @@ fn keyless_tables_need_what_is_remembered() {
     assert!(differs(Rows::Truncated, holds));
 }
 
-/// One node takes a row out and adds it again, while another one changes the row that was there
-/// before.
+/// One node removes a row and adds it again, while another one changes the earlier row.
 #[test]
 fn keyless_rows_that_are_newer_than_a_change_stay() {
     for (looks, agree) in [(true, true), (false, false)] {

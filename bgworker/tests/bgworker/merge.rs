@@ -1,5 +1,5 @@
-//! Nodes whose conflicts a function settles: they end with the same rows and versions, whatever the
-//! order in which changes arrive.
+//! Nodes whose conflicts are resolved by a function end with equal rows and versions, in any order
+//! of arrival.
 
 use braid_bgworker::conflict::{Action, Kind, Local, Version, decide_insert, decide_update};
 use braid_bgworker::merge::{Answer, MergeAction, sees, settle};
@@ -18,7 +18,7 @@ struct Row {
     marked: bool,
 }
 
-/// A change as it travels: the row before it, as its writer saw it, if there was one.
+/// A change in a stream, with the row before it as its writer saw it, if there was one.
 #[derive(Debug, Clone, Copy)]
 struct Change {
     before: Option<u64>,
@@ -33,7 +33,7 @@ fn version(stamp: Stamp) -> Version<'static> {
     }
 }
 
-/// A function, of local, remote and the row before.
+/// A merge function: of the local row, the remote row, and the row before the change.
 type Merge = fn(u64, u64, Option<u64>) -> u64;
 
 fn rules() -> Rules {
@@ -48,7 +48,7 @@ fn rules() -> Rules {
     }])
 }
 
-/// Apply a change as the appliers do. `whole` says that WAL has the whole row before it.
+/// Applies a change like the appliers. `whole`: WAL has the whole row before it.
 fn receive(row: Option<Row>, change: Change, merge: Merge, whole: bool) -> Option<Row> {
     let remote = version(change.stamp);
     let local = match row {
@@ -101,9 +101,9 @@ fn receive(row: Option<Row>, change: Change, merge: Merge, whole: bool) -> Optio
 
 struct Node {
     row: Option<Row>,
-    /// Its own changes, in the order of its commits.
+    /// The node's own changes, in the order of its commits.
     log: Vec<Change>,
-    /// How many of each node's it has.
+    /// Number of changes read from each node.
     read: Vec<usize>,
     clock: i64,
 }
@@ -112,12 +112,12 @@ struct Node {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Last {
     There,
-    /// It joins by a copy of another one's row.
+    /// The node joins by copying another one's row.
     Joins,
 }
 
-/// Write and deliver at random, then deliver the rest. What each node ends with, and how much was
-/// added.
+/// Writes and delivers at random, then delivers the rest. Returns each node's final state, and how
+/// much was added.
 fn run(
     random: &mut Random,
     merge: Merge,
@@ -154,9 +154,10 @@ fn run(
         } else if random.one_in(2) {
             let before = nodes[at].row.map(|row| row.value);
             let after = write(random, before.unwrap_or(0));
-            // Those of a union are not counted.
+            // Additions of a union are not counted.
             added = added.wrapping_add(after.wrapping_sub(before.unwrap_or(0)));
-            // A node's clock is not behind what it has read, and may be ahead of the others'.
+            // A node's clock is not behind anything that it has read, and may be ahead of the
+            // others' clocks.
             let seen = nodes[at].row.map_or(0, |row| row.stamp.0);
             let clock = nodes[at].clock.max(seen) + 1 + i64::try_from(random.below(3)).unwrap();
             let stamp = (clock, at);
@@ -186,7 +187,7 @@ fn run(
     (nodes.iter().map(|node| node.row).collect(), added)
 }
 
-/// The next change of `from` at `at`. False when there is none.
+/// Delivers the next change of `from` to `at`. Returns false if there is none.
 fn deliver(nodes: &mut [Node], at: usize, from: usize, merge: Merge, whole: bool) -> bool {
     if at == from {
         return false;
@@ -199,9 +200,9 @@ fn deliver(nodes: &mut [Node], at: usize, from: usize, merge: Merge, whole: bool
     true
 }
 
-/// A node that was not there copies another one's row, with version and mark. It gets that one's
-/// changes from there on; the others' from a position on up to which that one had read them, so
-/// that the copy has the first of them already.
+/// Joins a node, which copies another one's row, with version and merge marker. From then on it
+/// gets that node's changes. It gets the third nodes' changes from an earlier position than the
+/// copied node had reached, so the copy already contains the first of them.
 fn join(nodes: &mut [Node], at: usize, random: &mut Random) {
     let from = random.index(nodes.len() - 1);
     nodes[at].row = nodes[from].row;
@@ -221,7 +222,7 @@ fn agree(name: &str, rows: &[Option<Row>], round: usize) {
     }
 }
 
-/// Nodes that write and merge what only grows, the last one as said.
+/// Nodes write and merge values that only grow; the last node joins as given.
 fn unite(name: &'static str, last: Last) {
     let mut random = Random::new(name);
     let mut budget = Budget::new();
@@ -246,13 +247,13 @@ fn what_either_has_is_on_all_nodes() {
     unite("what_either_has_is_on_all_nodes", Last::There);
 }
 
-/// The same where a node joins by a copy: it knows of the copied row that it was merged.
+/// A node that joins by a copy knows that the copied row was merged.
 #[test]
 fn a_copied_row_is_merged_on() {
     unite("a_copied_row_is_merged_on", Last::Joins);
 }
 
-/// With the row before it each increment counts once, on all nodes.
+/// With the row before each change, each increment counts once, on all nodes.
 #[test]
 fn increments_add_up_on_all_nodes() {
     let mut random = Random::new("increments_add_up_on_all_nodes");

@@ -1,6 +1,5 @@
-//! Transactions that can't be applied are parked with all that depends on them, applied later or
-//! given up: what there is in the end is what there would be had all been applied one after the
-//! other.
+//! Transactions that cannot be applied are parked with all that depend on them, and applied later
+//! or given up: the final state is as if all had been applied in order.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -41,7 +40,7 @@ impl Transaction {
     }
 }
 
-/// A number for each row that says in which order transactions changed it.
+/// For each row, a number that depends on the order in which transactions changed it.
 type Rows = BTreeMap<(usize, u64), u64>;
 
 fn apply(rows: &mut Rows, transaction: &Transaction) {
@@ -63,9 +62,9 @@ fn apply(rows: &mut Rows, transaction: &Transaction) {
 struct Node {
     rows: Rows,
     parked: Parked,
-    /// What is stored: it survives a restart.
+    /// Stored transactions, which survive a restart.
     stored: BTreeMap<i64, (Transaction, bool)>,
-    /// What can't be applied.
+    /// Transactions that cannot be applied.
     broken: BTreeSet<i64>,
     given_up: BTreeSet<i64>,
     waited: usize,

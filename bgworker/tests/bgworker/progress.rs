@@ -1,4 +1,4 @@
-//! What is confirmed, under random interleavings of receiving, committing and flushing; and the
+//! Confirmed positions, under random interleavings of receiving, committing and flushing; and the
 //! table of policies.
 
 use braid_bgworker::policy::{Policy, backoff_ms, for_apply, for_provider, provider_hint};
@@ -9,12 +9,12 @@ use crate::random::Random;
 
 struct Transaction {
     remote_end: u64,
-    /// Where its commit record ends here; 0 for one that wrote nothing.
+    /// Local end of its commit record; 0 if it wrote nothing.
     local_end: Option<u64>,
 }
 
-/// Flushed never passes what is durable here, applied never what is committed here, and none goes
-/// back; and in the end everything is confirmed.
+/// The flushed position never passes what is durable locally, the applied one never what is
+/// committed locally. Neither goes back, and in the end everything is confirmed.
 #[test]
 fn i1_nothing_is_confirmed_that_is_not_durable() {
     let mut random = Random::new("i1_nothing_is_confirmed_that_is_not_durable");
@@ -27,7 +27,7 @@ fn i1_nothing_is_confirmed_that_is_not_durable() {
         let mut last = progress.update(0, false);
         for step in 0..random.below(200) {
             match random.below(7) {
-                // A transaction arrives whole.
+                // A whole transaction arrives.
                 0 | 1 => {
                     remote += 1 + random.below(100);
                     transactions.push(Transaction {
@@ -36,21 +36,21 @@ fn i1_nothing_is_confirmed_that_is_not_durable() {
                     });
                     progress.received(remote);
                 }
-                // The provider says where it is, with nothing for us up to there.
+                // The provider reports its position, with nothing to apply up to it.
                 2 => {
                     remote += random.below(100);
                     progress.received(remote);
                 }
-                // A commit here. Some write nothing.
+                // A local commit. Some write nothing.
                 3 | 4 if committed < transactions.len() => {
                     local += 1 + random.below(20);
                     let nothing = random.one_in(4);
                     transactions[committed].local_end = Some(if nothing { 0 } else { local });
                     committed += 1;
                 }
-                // The WAL reaches disk, up to somewhere.
+                // The local WAL is flushed, up to a random position,
                 5 => flushed += random.below(local - flushed + 1),
-                // Or up to where the leader asks.
+                // or up to where the leader requests.
                 6 => flushed = flushed.max(progress.unflushed().unwrap_or(0)),
                 _ => {}
             }
@@ -79,7 +79,7 @@ fn i1_nothing_is_confirmed_that_is_not_durable() {
             assert!(positions.flushed >= last.flushed && positions.applied >= last.applied);
             last = positions;
         }
-        // Once all is applied, one flush as far as asked confirms everything.
+        // Once everything is applied, one flush up to the requested position confirms everything.
         for transaction in &transactions[collected..] {
             local += 1;
             progress.applied(
@@ -94,8 +94,8 @@ fn i1_nothing_is_confirmed_that_is_not_durable() {
     }
 }
 
-/// All SQLSTATEs that PostgreSQL could make: five of 36 characters. A class has one policy but for
-/// the codes named here.
+/// All SQLSTATEs that PostgreSQL could raise: five of 36 characters. A class has one policy except
+/// for the codes named below.
 #[test]
 fn every_sqlstate_has_a_policy_and_classes_keep_together() {
     let characters: Vec<char> = ('0'..='9').chain('A'..='Z').collect();
@@ -131,7 +131,7 @@ fn every_sqlstate_has_a_policy_and_classes_keep_together() {
     }
     assert_eq!(for_apply(SqlState::LockNotAvailable), Policy::Retry);
     assert_eq!(for_provider(SqlState::ObjectInUse), Policy::Reconnect);
-    // What is no SQLSTATE at all stops: a person has to look.
+    // A text that is no SQLSTATE stops the subscription: somebody has to intervene.
     for odd in ["", "5", "4000", "é", "\0\0\0\0\0"].map(SqlState::parse) {
         assert_eq!(
             (for_apply(odd), for_provider(odd)),

@@ -1,8 +1,8 @@
-//! Numbers that a seed determines, and how long a test may go on with them.
+//! Numbers that a seed determines, and the time budget of a test that uses them.
 
 use std::time::{Duration, Instant};
 
-/// How long a randomized test goes on: `BRAID_TEST_SECONDS`, a second and a half by default, and at
+/// Time budget of a randomized test: `BRAID_TEST_SECONDS`, a second and a half by default, and at
 /// least some rounds.
 pub struct Budget {
     until: Instant,
@@ -21,7 +21,7 @@ impl Budget {
         }
     }
 
-    /// The number of the next round, as long as there is time, and up to `least` in any case.
+    /// Returns the number of the next round, while there is time, and in any case up to `least`.
     pub fn round(&mut self, least: usize) -> Option<usize> {
         self.rounds += 1;
         (self.rounds <= least || Instant::now() < self.until).then_some(self.rounds - 1)

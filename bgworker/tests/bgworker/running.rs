@@ -1,4 +1,4 @@
-//! A transaction that is applied while it runs: what its processes say to each other, in any order.
+//! In-progress transactions: steps of the processes that share the state, in any order.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +15,7 @@ fn ending(sequence: u64) -> Ending {
     }
 }
 
-/// One whose process was started.
+/// Returns a state whose process was started.
 fn started() -> Arc<Running> {
     let running = Running::new();
     assert!(running.prepare(42, "base/pgsql_tmp/pgsql_tmp1.0"));
@@ -103,7 +103,7 @@ fn a_path_that_does_not_fit_is_none() {
 fn what_is_supplied_belongs_together() {
     const STEPS: u64 = 200_000;
     let running = started();
-    // The writer stops half way until something of it was read.
+    // The writer stops half way until a part was read.
     let is_read = Arc::new(AtomicBool::new(false));
     let writer = {
         let (running, is_read) = (Arc::clone(&running), Arc::clone(&is_read));

@@ -1,6 +1,6 @@
 //! The 90-50 rule against load curves (`tests/load`): drawn ones of all kinds, and four that were
-//! recorded. The plant is simple: an applier carries 1,000 rows a second, what is offered beyond
-//! that waits.
+//! recorded. The model is simple: an applier carries 1,000 rows a second, and offered rows beyond
+//! that wait.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ fn curve(name: &str) -> Vec<f64> {
 
 struct Run {
     changes: Vec<Decision>,
-    /// Appliers and rows that waited, second by second.
+    /// Number of appliers and of waiting rows, second by second.
     appliers: Vec<usize>,
     backlog: Vec<f64>,
 }
@@ -35,7 +35,7 @@ impl Run {
         self.appliers.iter().sum()
     }
 
-    /// Halvings that had to be taken back within a minute.
+    /// Returns the number of halvings that were reverted within a minute.
     fn swings(&self) -> usize {
         let pairs = self.changes.windows(2);
         let taken_back = |pair: &&[Decision]| {
@@ -62,7 +62,7 @@ fn run(offered: &[f64], limits: Limits, by_rows: bool) -> Run {
         backlog += offered - done;
         let decision = scaler.look(Sample {
             at: Duration::from_secs(second),
-            // By rows alone: as if what they wait for were not seen.
+            // By rows alone: as if the appliers' waiting were invisible.
             busy: if by_rows { 0.0 } else { done / capacity },
             waiting: 0.0,
             rows_per_second: done,
@@ -99,9 +99,9 @@ fn steps_are_followed_up_and_down() {
         .map(|second| run.appliers[second])
         .to_vec();
     assert_eq!(at, [1, 2, 8, 16, 2, 1]);
-    // Two steps came when it had just halved.
+    // Two load steps came right after a halving.
     assert!(run.swings() <= 2, "{:?}", run.changes);
-    // From 1,500 to 6,000 rows a second: twice doubled within twenty seconds.
+    // From 1,500 to 6,000 rows a second: doubled twice within twenty seconds.
     assert!(run.appliers[200] >= 8, "{:?}", &run.appliers[180..210]);
     // Six doublings and six halvings, no more.
     assert!(run.changes.len() <= 12, "{:?}", run.changes);
@@ -147,7 +147,7 @@ fn long_bursts_are_carried() {
         let end = (burst * 180 + 179).min(1799);
         assert!(run.backlog[end] < 1.0, "burst {burst}");
     }
-    // They learn to stay: the last burst waits less than the first.
+    // The rule learns to stay: the last burst waits less than the first.
     let most = |of: &[f64]| of.iter().copied().fold(0.0, f64::max);
     let (first, last) = (most(&run.backlog[..180]), most(&run.backlog[1620..]));
     assert!(last < first / 4.0, "{first}, {last}");
@@ -188,7 +188,7 @@ fn at_the_edge_of_both_marks_it_does_not_swing() {
 fn a_day_needs_a_quarter_of_what_its_peak_needs() {
     let run = run(&curve("day"), limits(1, 16), false);
     assert!(run.most() >= 8);
-    // DTS reports 25.5 % for its own (section 6.3.1).
+    // DTS reports 25.5 % for its own rule (section 6.3.1).
     let share = run.applier_seconds() * 100 / (16 * run.appliers.len());
     assert!(share <= 40, "{share} %");
     let seconds_behind = run
@@ -199,20 +199,20 @@ fn a_day_needs_a_quarter_of_what_its_peak_needs() {
     assert!(seconds_behind < 60, "{seconds_behind}");
 }
 
-/// What a recorded load may lead to.
+/// Allowed results for a recorded load.
 struct Bounds {
     name: &'static str,
-    /// Rows a second that an applier carries.
+    /// Rows per second that an applier carries.
     each: f64,
-    /// Appliers at the most.
+    /// Most appliers.
     most: usize,
-    /// Halvings that were taken back.
+    /// Reverted halvings.
     swings: usize,
     /// Changes of the number in a quarter of an hour.
     changes: usize,
-    /// Of what sixteen all the time would be, in percent.
+    /// Applier time as a percentage of sixteen appliers all the time.
     share: usize,
-    /// What waits, as seconds of what sixteen carry.
+    /// Backlog, in seconds of the work of sixteen appliers.
     behind: f64,
 }
 
@@ -220,16 +220,16 @@ struct Bounds {
 fn what_providers_were_seen_to_do_is_carried() {
     #[rustfmt::skip]
     let all = [
-        // The highest load is about what sixteen carry.
+        // The highest load is about the capacity of sixteen.
         Bounds { name: "tpcb", each: 250.0, most: 16, swings: 1, changes: 20, share: 50, behind: 2.0 },
         Bounds { name: "shop", each: 100.0, most: 16, swings: 2, changes: 12, share: 80, behind: 1.0 },
         Bounds { name: "night", each: 125.0, most: 16, swings: 4, changes: 14, share: 85, behind: 3.5 },
         Bounds { name: "hot", each: 125.0, most: 16, swings: 4, changes: 18, share: 70, behind: 2.5 },
-        // What eight carry, nearly always.
+        // Nearly always within the capacity of eight.
         Bounds { name: "shop", each: 250.0, most: 8, swings: 2, changes: 10, share: 40, behind: 0.5 },
         Bounds { name: "night", each: 250.0, most: 8, swings: 3, changes: 12, share: 45, behind: 1.0 },
         Bounds { name: "hot", each: 250.0, most: 16, swings: 3, changes: 16, share: 40, behind: 0.5 },
-        // Far less than one carries.
+        // Far below the capacity of one.
         Bounds { name: "night", each: 4000.0, most: 1, swings: 0, changes: 0, share: 7, behind: 0.0 },
     ];
     for bounds in all {
@@ -270,7 +270,7 @@ fn rows_alone_scale_too() {
     );
 }
 
-/// A second of full load, as often as it takes.
+/// Takes a sample of a second with this load.
 fn look(scaler: &mut Scaler, second: u64, busy: f64, waiting: f64, rows: f64) -> Decision {
     scaler.look(Sample {
         at: Duration::from_secs(second),
@@ -312,7 +312,7 @@ fn a_doubling_without_gain_is_the_last() {
         reason.to_string(),
         "stays: the load is 100 % of the appliers' time, but the last doubling went from 5000 to 5000 rows per second"
     );
-    // Less load, and then more that they can use.
+    // Less load, and then more that appliers can use.
     for second in 300..320 {
         look(&mut scaler, second, 0.6, 0.0, 3000.0);
     }
@@ -324,8 +324,9 @@ fn a_doubling_without_gain_is_the_last() {
 
 #[test]
 fn where_one_applier_takes_everything_the_others_count_as_idle() {
-    // Of eight, one is always busy: it takes all transactions, as all together were found to be no
-    // faster. More do not help, and two are left, so that it can be found to be otherwise.
+    // Of eight appliers, one is always busy: it takes all transactions, as all together were found
+    // to be no faster. More appliers do not help. Two are kept, so that a later trial can find
+    // otherwise.
     let run = |busy: fn(f64) -> f64| {
         let mut scaler = Scaler::new(Rule::default(), limits(1, 64), 8);
         let mut numbers = vec![8];
@@ -339,7 +340,8 @@ fn where_one_applier_takes_everything_the_others_count_as_idle() {
         numbers
     };
     assert_eq!(run(|all| 1.0 / all), [8, 4, 2]);
-    // As a share of its own time alone it would ask for more, which have nothing to do.
+    // As a share of its own time alone the load would request more appliers, which would have
+    // nothing to do.
     assert_eq!(run(|_| 1.0), [8, 16]);
 }
 

@@ -1,9 +1,9 @@
-//! Applying in parallel along the dependency graph gives what applying one by one gives.
+//! Parallel apply along the dependency graph has the result of applying one by one.
 //!
 //! Tables are in memory, with three unique keys each. Each transaction's operations are those of a
-//! serial history at the source; each says what it must find. A schedule applies an operation as
-//! soon as its transaction may start: what other transactions see of it does not matter, as those
-//! that look at the same keys must wait.
+//! serial history at the source, and state what they must find. A schedule applies an operation as
+//! soon as its transaction may start. Other transactions may see it at once, since those that read
+//! the same keys must wait.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,11 +14,11 @@ use crate::random::{Budget, Random};
 
 const KEYS: usize = 3;
 const TABLES: u64 = 5;
-/// The subscriber alone has the third unique key, so all changes of this table are ordered.
+/// Only the subscriber has the third unique key, so all changes of this table are ordered.
 const EXTRA_KEY_HERE: u32 = 2;
-/// It has no replica identity: updates and deletes are barriers, inserts have no keys.
+/// A table without replica identity: updates and deletes are barriers, inserts have no keys.
 const KEYLESS: u32 = 3;
-/// Here a trigger fires that writes elsewhere, so its transactions are ordered with everything.
+/// A table with a trigger that writes elsewhere, so its transactions are ordered with everything.
 const TRIGGERED: u32 = 4;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,7 +37,7 @@ enum Operation {
 
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 struct Table {
-    /// By the first key.
+    /// Rows by the first key.
     rows: BTreeMap<u64, Row>,
     others: [BTreeSet<u64>; KEYS - 1],
 }
@@ -76,7 +76,7 @@ impl Table {
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 struct Database {
     tables: BTreeMap<u32, Table>,
-    /// What the trigger makes: it depends on the order of all rows that it saw, and on the other
+    /// Result of the trigger: it depends on the order of all rows that it saw, and on the other
     /// tables' sizes.
     trail: u64,
 }
@@ -114,7 +114,8 @@ impl Database {
         Ok(())
     }
 
-    /// A random operation that this state allows. Few keys, so that transactions meet.
+    /// Returns a random operation that this state allows. Keys are few, so that transactions
+    /// conflict.
     fn random(&self, random: &mut Random, keys: u64) -> Option<Operation> {
         // The trigger's table is rare: it orders everything.
         let tables = if random.one_in(12) {
@@ -163,7 +164,7 @@ impl Database {
     }
 }
 
-/// How good the hashes are.
+/// Quality of the hashes.
 #[derive(Debug, Clone, Copy)]
 enum Hashes {
     Good,
@@ -186,10 +187,10 @@ fn hash(hashes: Hashes, table: u32, place: usize, key: u64) -> u64 {
     }
 }
 
-/// What the leader does with a change.
+/// Enters a change into the tracker, like the leader.
 fn enter(tracker: &mut DependencyTracker, operation: &Operation, hashes: Hashes) {
     let mut change = |table: u32, rows: &[Row], insert: bool| {
-        // In a table whose third key the provider does not have, that is not hashed.
+        // A key that the provider lacks is not hashed.
         let known = match table {
             KEYLESS => 0,
             EXTRA_KEY_HERE => KEYS - 1,
@@ -226,26 +227,26 @@ fn enter(tracker: &mut DependencyTracker, operation: &Operation, hashes: Hashes)
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Order {
-    /// Starts after `latest`, commits in the order of the source.
+    /// A transaction starts after `latest`, and commits in the order of the source.
     Source,
-    /// Starts after all that it depends on, commits when it is done. Keeps up to so many single
-    /// edges.
+    /// A transaction starts after all that it depends on, and commits when it is done. At most this
+    /// many single edges are kept.
     Relaxed(usize),
 }
 
-/// What a schedule keeps of a transaction's edges.
+/// The edges of a transaction that a schedule keeps.
 struct Kept {
     latest: u64,
     through: u64,
     all: Vec<u64>,
 }
 
-/// A run that was taken, and the batch that is made of its start.
+/// A claimed run, and the batch that is made of its beginning.
 struct Hand {
     first: u64,
     last: u64,
     begun: bool,
-    /// The transaction in hand, and how much of it is applied.
+    /// The current transaction, and how much of it is applied.
     at: u64,
     place: usize,
 }
@@ -271,15 +272,14 @@ struct Replay<'a> {
 }
 
 impl Replay<'_> {
-    /// Run the transactions in a random schedule. The tracker is asked as the leader does it: a
-    /// bounded way ahead, knowing what is committed by then. Returns the outcome and how many ran
-    /// at a time.
+    /// Runs the transactions in a random schedule. The tracker is used as by the leader: a bounded
+    /// distance ahead, knowing what is committed by then. Returns the final state and how many
+    /// transactions ran at a time.
     fn run(&self, random: &mut Random) -> Result<(Database, usize), String> {
         let mut tracker = DependencyTracker::new(self.capacity);
         let mut database = Database::default();
         let mut edges: Vec<Kept> = Vec::new();
-        // Numbers start at 1. `done` is beyond `committed` only when commits may overtake each
-        // other.
+        // Numbers start at 1. `done` has members only if commits may overtake each other.
         let (mut committed, mut done) = (0, BTreeSet::new());
         let mut running: Vec<(u64, usize)> = Vec::new();
         let mut taken: BTreeSet<u64> = BTreeSet::new();
@@ -292,7 +292,7 @@ impl Replay<'_> {
                 continue;
             }
             if running.len() < self.appliers && random.one_in(2) {
-                // Taken in order, as from the ring; relaxed appliers may pick any that is ready.
+                // Claimed in order, as from the ring; relaxed appliers may claim any that is ready.
                 let ready = |sequence: &u64| {
                     let edges = &edges[usize::try_from(sequence - 1).unwrap()];
                     match self.order {
@@ -341,9 +341,9 @@ impl Replay<'_> {
         Ok((database, most))
     }
 
-    /// The same in batches: runs are taken in order, as from the ring, and what goes together is
-    /// committed as one. In the source's order, or whenever a batch is done: then one ends before
-    /// what would have to wait.
+    /// Runs the transactions in batches: runs are claimed in order, as from the ring, and each
+    /// batch is committed as one. Batches commit in the source's order, or whenever they are done;
+    /// in the latter case a batch ends before a transaction that would have to wait.
     fn run_batches(
         &self,
         random: &mut Random,
@@ -396,7 +396,7 @@ impl Replay<'_> {
                 hand.place += 1;
                 continue;
             }
-            // Another origin, say, ends a batch.
+            // Another origin, for example, ends a batch.
             if hand.at < hand.last && !random.one_in(20) {
                 let needs = kept(hand.at + 1);
                 let needed = (needs.through, needs.all.iter().copied());
@@ -439,7 +439,7 @@ impl Replay<'_> {
     ) -> Kept {
         let next = place as u64 + 1;
         if random.one_in(10) {
-            // One that is not applied here after all, with keys that matter.
+            // A transaction that is abandoned, with keys that matter.
             tracker.begin(next, committed);
             for operation in &self.history[random.index(self.history.len())] {
                 enter(tracker, operation, self.hashes);
@@ -468,7 +468,7 @@ fn history(random: &mut Random, transactions: usize, keys: u64) -> (Vec<Vec<Oper
     let mut history = Vec::new();
     for _ in 0..transactions {
         let mut operations = Vec::new();
-        // A large one now and then, with more keys than the smallest tracker takes.
+        // A large transaction now and then, with more keys than the smallest tracker takes.
         let most = if random.one_in(50) { 60 } else { 4 };
         for _ in 0..=random.below(most) {
             if let Some(operation) = database.random(random, keys) {
@@ -495,7 +495,7 @@ fn parallel_equals_serial(test: &str, relaxed: bool) {
                 Order::Source
             },
             appliers: 1 + random.index(8),
-            // Small ones make the tracker forget.
+            // Small capacities make the tracker forget keys.
             capacity: [16, 60, 100_000][round % 3],
             hashes: [
                 Hashes::Good,

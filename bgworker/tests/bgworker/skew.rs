@@ -1,13 +1,12 @@
-//! How far clocks are apart: what is measured is true whatever the network does, and a clock that
-//! is set is noticed.
+//! Clock offsets: measurements are right for any network, and a clock that is set is noticed.
 
 use braid_bgworker::skew::{Alarm, Burst, DRIFT, Exchange, REPEAT, Say, Skew};
 use proptest::prelude::*;
 
 const SECOND: i64 = 1_000_000;
 
-/// A question that takes `there` to arrive and whose answer takes `back`, of a clock that shows
-/// `difference` more.
+/// Returns an exchange whose request takes `to` and whose reply takes `back`, with a clock that is
+/// `difference` ahead.
 fn exchange(at: i64, to: i64, back: i64, difference: i64) -> Exchange {
     Exchange {
         asked: at,
@@ -80,7 +79,7 @@ fn drift_is_followed() {
 #[test]
 fn a_row_of_answers_is_told_from_single_keepalives() {
     let mut burst = Burst::new(1000);
-    // On their way when it was asked: one, and one with another position.
+    // Under way when the request was sent: one, and one with another position.
     assert_eq!(burst.keepalive(5, 70, 1010), None);
     assert_eq!(burst.keepalive(6, 80, 1020), None);
     for n in 1..Burst::LENGTH {
@@ -111,11 +110,11 @@ fn a_row_is_broken_by_data_by_another_position_and_by_time() {
             _ => burst.keepalive(7, 5000, 10),
         };
         assert_eq!(answer, None);
-        // As many came as were asked for: once it is quiet nothing is to be waited for.
+        // As many keepalives arrived as were requested: after a quiet time no more are expected.
         assert!(!burst.is_lost(9 * SECOND, SECOND));
         assert!(burst.is_lost(9 * SECOND, 6 * SECOND));
     }
-    // Nothing came: it is on its way, in a long queue perhaps.
+    // Nothing arrived: the replies are under way, perhaps in a long queue.
     let burst = Burst::new(0);
     assert!(!burst.is_lost(300 * SECOND, 300 * SECOND));
     assert!(burst.is_lost(601 * SECOND, 0));
@@ -166,8 +165,8 @@ fn no_numbers_overflow() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// Whatever delays there are, and with clocks that drift by no more than they may, the truth is
-    /// within the error.
+    /// For any delays, and with clocks that drift within the limit, the true difference is within
+    /// the error.
     #[test]
     fn the_truth_is_within_the_error(
         start in -1_000_000_000_000_i64..1_000_000_000_000,
@@ -177,7 +176,7 @@ proptest! {
         let mut now = 1_000_000_000_i64;
         let mut difference = start;
         for (pause, to, back, drift) in steps {
-            // It drifts while nothing is asked, so that it is known exactly.
+            // The clock drifts while there is no exchange, so that the difference is known exactly.
             now += pause;
             difference += pause * drift / 1_000_000;
             prop_assert_eq!(skew.add(&exchange(now, to, back, difference)), None);
@@ -188,8 +187,7 @@ proptest! {
         }
     }
 
-    /// A clock that is set by more than what is known to within is noticed by the next exchange,
-    /// whose error holds.
+    /// If a clock is set by more than the error, the next exchange notices it, and its error holds.
     #[test]
     fn a_step_is_noticed(
         before in prop::collection::vec((0_i64..10_000, 0_i64..10_000), 1..40),

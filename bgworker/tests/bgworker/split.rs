@@ -1,12 +1,13 @@
-//! A transaction in pieces, and crashes anywhere between them: each change takes effect once, in
-//! its order.
+//! A transaction in chunks, and crashes anywhere between them: each change takes effect once, in
+//! order.
 
 use braid_bgworker::split::{Progress, Split};
 
 use crate::random::{Budget, Random};
 
-/// Apply `contents` from what is committed, in pieces of at most `most`, until a crash after so
-/// many changes. What is in the pieces that were committed, with what was written down in each.
+/// Applies `contents` after what is committed, in chunks of at most `most`, until a crash after
+/// `crash_after` changes. Returns the contents of the committed chunks, with the progress recorded
+/// in each.
 fn run(
     contents: &[u64],
     most: u64,
@@ -43,11 +44,11 @@ fn i1_whatever_a_crash_leaves_each_change_takes_effect_once() {
         let mut committed = Progress::default();
         let mut applied = Vec::new();
         loop {
-            // Another size each time: it may be altered.
+            // Another size each time, as the option may be altered.
             let most = random.next() % 8;
             let crash_after = random.index(contents.len() + 10);
             let (pieces, done) = run(&contents, most, committed, crash_after);
-            // What was not flushed is gone.
+            // Chunks that were not flushed are lost.
             let kept = if done {
                 pieces.len()
             } else {
@@ -108,7 +109,7 @@ fn a_piece_ends_before_the_next_change() {
 
 #[test]
 fn the_digest_is_what_it_was() {
-    // It is stored.
+    // The digest is stored, so its values are fixed.
     let mut split = Split::new(0, Progress::default());
     for content in [1, 2, 3] {
         split.take(content).unwrap();

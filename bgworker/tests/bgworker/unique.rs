@@ -1,7 +1,7 @@
-//! Nodes whose rows have a further unique key: a row that loses to another one, anywhere, is dead
-//! everywhere in the version that lost, because whoever finds that out tells the others
-//! (`crates/apply/src/eviction.rs`). Delivered in any order, all end with the same rows, no two of
-//! one code, and what was written last of all is among them.
+//! Nodes whose rows have a second unique key. If a row version loses to another row on one node, it
+//! is deleted on all nodes, because the node that finds the conflict announces the deletion
+//! (`crates/apply/src/eviction.rs`). Delivered in any order, all nodes end with the same rows, no
+//! two with the same code, and the newest write of all is among them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,7 +27,7 @@ enum Write {
     Insert(u64),
     Update(u64),
     Delete,
-    /// A deletion that a node tells of: versions judge it, whoever sends it.
+    /// An announced deletion: versions decide about it, whichever node sends it.
     Dead,
 }
 
@@ -65,7 +65,7 @@ impl Node {
         self.rows().get(&key).copied()
     }
 
-    /// A transaction of this node's own, which keeps to the unique key.
+    /// Commits a transaction of this node's own, which respects the unique key.
     fn write(&mut self, key: u64, write: Write, stamp: Stamp) {
         let cell = match write {
             Write::Insert(code) | Write::Update(code) => Cell::Present(stamp, code),
@@ -88,7 +88,7 @@ impl Node {
         }
     }
 
-    /// The row with this key has lost in this version.
+    /// Deletes the row with this key, which has lost in this version, and announces that.
     fn displace(&mut self, key: u64, lost: Stamp) {
         let stamp = (lost.0 + 1, self.me);
         self.bury(key, stamp);
@@ -161,14 +161,14 @@ impl Node {
 
 struct Group {
     nodes: Vec<Node>,
-    /// How far each node, the second, has read what each, the first, has written.
+    /// For (writer, reader): how many of the writer's changes the reader has read.
     read: BTreeMap<(usize, usize), usize>,
     tells: bool,
-    /// Commits are a microsecond apart at most, as the version is that is told from the one that
-    /// lost.
+    /// Commits are at most a microsecond apart, like an announced deletion's version and that of
+    /// the row that lost.
     dense: bool,
     clock: i64,
-    /// The newest write of all.
+    /// The newest write of all nodes.
     last: Option<Change>,
 }
 
@@ -247,7 +247,7 @@ impl Group {
     }
 }
 
-/// A history over a few keys and codes, with links that are held up. Returns whether all nodes are
+/// Runs a history over a few keys and codes, with delayed links. Returns whether all nodes are
 /// equal in the end.
 fn run(random: &mut Random, round: usize, tells: bool) -> bool {
     let count = 2 + random.index(3);
@@ -278,7 +278,7 @@ fn run(random: &mut Random, round: usize, tells: bool) -> bool {
     }
     let equal = group.nodes.iter().all(|node| node.rows() == rows);
     if equal && tells && !dense {
-        // Nobody can have told that the newest write of all has lost.
+        // No node can have announced that the newest write of all has lost.
         match group.last {
             Some(Change {
                 key,

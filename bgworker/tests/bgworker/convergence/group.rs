@@ -1,10 +1,10 @@
 //! Nodes with the conflict rules, and the links between them.
 //!
-//! Tombstones are perfect here: a node remembers the newest deletion of each key, also of one that
-//! it never had, and passes on such a deletion as any other, and a truncate with all that it has
-//! not found. Without that ([`Group::forgets_unfound`]) a star differs for good: its ends delete a
-//! row at 4 and at 5; the centre, which gets the older one first, finds nothing to delete at 5, so
-//! the other end never learns of 5 and keeps a row that it inserts before it.
+//! Tombstones are perfect in this model: a node remembers the newest deletion of each key, even of
+//! a key that it never had. It forwards such a deletion like any other, and a truncate with all
+//! keys that it has not found. Without that ([`Group::forgets_unfound`]) a star differs for good.
+//! Its ends delete a row at 4 and at 5. The centre gets the older one first and finds nothing to
+//! delete at 5. So the other end never learns of 5, and keeps a row that it inserted before 5.
 
 use std::collections::BTreeMap;
 
@@ -14,9 +14,9 @@ use braid_bgworker::conflict::{
 
 use crate::random::Random;
 
-/// A node that is later in this list wins at the same time.
+/// Node names. If timestamps are equal, the later in this list wins.
 pub const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
-/// Keys that are written at most.
+/// Most keys that are written.
 pub const KEYS: u64 = 4;
 
 /// Commit timestamp and node.
@@ -27,7 +27,7 @@ pub enum Kind {
     Insert,
     Update,
     Delete,
-    /// Of all keys.
+    /// A truncate of all keys.
     Truncate,
 }
 
@@ -55,12 +55,12 @@ pub fn version(stamp: Stamp) -> Version<'static> {
 #[derive(Debug, Default, Clone)]
 pub struct Node {
     pub cells: BTreeMap<u64, Cell>,
-    /// What this node wrote, its own and others', in commit order.
+    /// Changes that this node wrote, its own and others', in commit order.
     log: Vec<Change>,
     pub newest: Stamp,
     /// The newest truncate.
     truncated: Option<Stamp>,
-    /// Only what it finds is passed on.
+    /// Only changes that find a row are forwarded.
     forgets_unfound: bool,
 }
 
@@ -97,7 +97,8 @@ impl Node {
     }
 
     fn decide(&self, change: Change, from_origin: bool) -> Decision {
-        // A row that is not here was deleted, or truncated, or neither: what was later counts.
+        // A missing row was deleted, truncated, or never there: the later of deletion and truncate
+        // counts.
         let deleted = match self.cells.get(&change.key) {
             Some(Cell::Deleted(stamp)) => Some(*stamp).max(self.truncated),
             _ => self.truncated,
@@ -125,7 +126,8 @@ impl Node {
         let exists = self.has(change.key);
         match (self.decide(change, from_origin).action, change.kind) {
             (Action::Keep, Kind::Delete) if !exists => {
-                // Nothing to delete, but to remember, and to pass on: see the module's comment.
+                // Nothing to delete, but the deletion is remembered and forwarded: see the module's
+                // comment.
                 let known = self.cells.get(&change.key);
                 if !matches!(known, Some(Cell::Deleted(known)) if *known >= change.stamp) {
                     self.write(change);
@@ -136,7 +138,7 @@ impl Node {
             }
             (Action::Keep | Action::Ask | Action::Merge | Action::Remove, _) => {}
             (Action::Apply, Kind::Delete) => self.write(change),
-            // What is written shows in the log as what it did here.
+            // The log has a written change with its local effect.
             (Action::Apply, _) => {
                 self.write(Change {
                     kind: if exists { Kind::Update } else { Kind::Insert },
@@ -149,8 +151,8 @@ impl Node {
 
 impl Node {
     fn receive_truncate(&mut self, change: Change, from_origin: bool) {
-        // By another way: it is here already, or a newer one is. To carry it out would send it on
-        // again, and around for ever.
+        // Arriving by another way, the truncate is already applied, or a newer one is. To apply it
+        // would forward it again, endlessly.
         if !from_origin && !self.forgets_unfound && self.truncated >= Some(change.stamp) {
             return;
         }
@@ -182,16 +184,16 @@ impl Node {
     }
 }
 
-/// Who sends what to whom.
+/// Senders and receivers in a group, and the changes that are sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Topology {
-    /// A full mesh; what was first committed at the sender (`origin => 'none'`).
+    /// A full mesh; each node sends what was first committed there (`origin => 'none'`).
     Mesh,
-    /// All to all, and everything that the receiver is not the origin of (`origin => 'any'`).
+    /// A full mesh; each node sends everything but the receiver's own changes (`origin => 'any'`).
     ForwardingMesh,
-    /// Through the first node.
+    /// All changes go through the first node.
     Star,
-    /// Each to its neighbours.
+    /// Each node sends to its neighbours.
     Chain,
 }
 
@@ -238,7 +240,7 @@ impl Group {
         }
     }
 
-    /// Nodes pass on only what they find, as a write or a deletion of a row that was there.
+    /// Makes nodes forward only changes that find a row.
     pub fn forgets_unfound(&mut self) {
         for node in &mut self.nodes {
             node.forgets_unfound = true;
@@ -257,7 +259,7 @@ impl Group {
         self.nodes[node].write(change);
     }
 
-    /// Deliver the next change of a link. False when there is none.
+    /// Delivers the next change of a link. Returns false if there is none.
     pub fn deliver(&mut self, link: usize) -> bool {
         let Link {
             from,
@@ -276,7 +278,7 @@ impl Group {
         true
     }
 
-    /// Deliver until no link has anything, in an order that the numbers determine.
+    /// Delivers until no link has anything left, in an order that `random` determines.
     pub fn deliver_all(&mut self, random: &mut Random) -> Result<(), String> {
         let before = self.deliveries;
         let bound = 200 * (self.history.len() as u64 + 10);
@@ -292,8 +294,8 @@ impl Group {
         }
     }
 
-    /// The state of one last-writer-wins register per key; what one node wrote at the same time
-    /// counts in its order.
+    /// Returns the state of one last-writer-wins register per key. Changes of one node at the same
+    /// time count in its order.
     pub fn model(&self) -> BTreeMap<u64, u64> {
         let mut winners: BTreeMap<u64, Change> = BTreeMap::new();
         let mut written = Vec::new();

@@ -1,65 +1,65 @@
-//! Random histories of a group, and the smallest one that fails as a given one does.
+//! Random histories of a group, and reduction of a failing one to its smallest form.
 
 use std::fmt;
 
 use super::group::{Group, KEYS, Kind, NAMES, Topology};
 use crate::random::Random;
 
-/// Steps of a history, but for what is delivered at its end.
+/// Steps of a history, without the deliveries at its end.
 const LENGTH: u64 = 80;
-/// What each test goes through: writes, deliveries, restarts and cuts, with what is delivered when
-/// all links are healed.
+/// Steps of each test: writes, deliveries, restarts and cuts, including the deliveries after all
+/// links are healed.
 const STEPS: u64 = 1_500_000;
 
-/// What happens in a group. Any sequence of steps can be carried out, so that any of them may be
-/// left out.
+/// A step of a history. Any sequence of steps is valid, so that any step may be left out.
 #[derive(Debug, Clone, Copy)]
 pub enum Step {
-    /// A node commits a change of a key, which one by the choice and whether the row is there.
+    /// A node commits a change of a key; the kind depends on the choice and on whether the row
+    /// exists.
     Write {
-        /// Of the nodes.
+        /// Index of the node.
         node: usize,
-        /// Of the row.
+        /// Key of the row.
         key: u64,
-        /// Update or delete.
+        /// Delete instead of update.
         deletes: bool,
-        /// All rows instead.
+        /// Truncate all rows instead.
         truncates: bool,
     },
-    /// Time goes on by one.
+    /// Time advances by one.
     Tick,
     /// A node's clock is this far ahead from now on.
     Clock {
-        /// Of the nodes.
+        /// Index of the node.
         node: usize,
-        /// Of the time.
+        /// Distance to the time.
         ahead: i64,
     },
-    /// A link brings its next change, unless it is cut.
+    /// A link delivers its next change, unless it is cut.
     Deliver(usize),
-    /// A link begins anew: the last so many changes that it brought come again.
+    /// A link restarts: its last changes, this many, are delivered again.
     Again(usize, usize),
-    /// Nodes of this set (bit by bit) and those outside of it are cut off from each other.
+    /// Nodes of this set (one bit each) are cut off from all others.
     Cut(u32),
 }
 
-/// What a test is about.
+/// Setup of a test.
 #[derive(Debug, Clone, Copy)]
 pub struct Course {
-    /// Who sends what to whom.
+    /// Senders and receivers, and the changes that are sent.
     pub topology: Topology,
-    /// Clocks are set, forth and back, while it runs.
+    /// Clocks are set, forward and back, during the history.
     pub clocks: bool,
-    /// All rows are deleted at once, now and then.
+    /// Tables are truncated now and then.
     pub truncates: bool,
     /// Commits wait until their version is newer than what their node has seen (I4).
     pub waits: bool,
-    /// Nodes that forward pass on what finds nothing.
+    /// Nodes that forward also forward changes that find no row.
     pub passes_on: bool,
 }
 
 impl Course {
-    /// Clocks that go differently, no truncates.
+    /// Returns a setup with different clocks and without truncates.
     pub const fn new(topology: Topology) -> Self {
         Self {
             topology,
@@ -71,13 +71,13 @@ impl Course {
     }
 }
 
-/// A history of a group of so many nodes.
+/// A history of a group of `nodes` nodes.
 #[derive(Clone)]
 pub struct History {
     pub course: Course,
     pub nodes: usize,
     pub steps: Vec<Step>,
-    /// Of the order in which what is left is delivered.
+    /// Seed of the order of the final deliveries.
     pub seed: u64,
 }
 
@@ -120,7 +120,8 @@ impl History {
         }
     }
 
-    /// Carry it out, deliver what is left, and compare. How many steps it took, or what differs.
+    /// Runs the history, delivers what is left, and compares. Returns the number of steps, or the
+    /// difference.
     pub fn run(&self) -> Result<u64, String> {
         let mut group = Group::new(self.nodes, self.course.topology);
         if !self.course.passes_on {
@@ -151,8 +152,8 @@ impl History {
                     truncates,
                 } => {
                     let mut timestamp = time + ahead[node];
-                    // Only what the node itself committed in the same microsecond may have the
-                    // same.
+                    // Only what the node itself committed in the same microsecond may have the same
+                    // time.
                     let newest = group.nodes[node].newest;
                     let mine = newest.1 == node && !group.forwards;
                     while self.course.waits
@@ -210,8 +211,8 @@ impl fmt::Debug for History {
     }
 }
 
-/// A history from which no step can be taken without its ceasing to fail: pieces of it are left
-/// out, large ones first.
+/// Reduces a failing history: leaves out parts, large ones first, as long as it still fails. The
+/// result does not fail any more if one more step is left out.
 pub fn shrunk(mut history: History) -> History {
     let mut piece = history.steps.len().div_ceil(2).max(1);
     loop {
@@ -235,7 +236,7 @@ pub fn shrunk(mut history: History) -> History {
     }
 }
 
-/// Some million steps of random histories; what fails is shown as its smallest form.
+/// Runs some million steps of random histories, and reports a failure in its smallest form.
 pub fn converges(test: &str, course: Course) {
     let mut random = Random::new(test);
     let (mut steps, mut histories) = (0, 0_u64);
@@ -254,7 +255,7 @@ pub fn converges(test: &str, course: Course) {
     println!("{test}: {steps} steps in {histories} histories");
 }
 
-/// The smallest history of a course that fails.
+/// Returns the smallest failing history of a setup.
 pub fn failing(course: Course, random: &mut Random) -> History {
     loop {
         let history = History::random(course, random);
