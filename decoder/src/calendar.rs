@@ -1,5 +1,5 @@
-//! PostgreSQL's dates and timestamps, which count from 2000-01-01, as GIR values, which count from
-//! 1970-01-01.
+//! Converts PostgreSQL's dates and timestamps, which count from 2000-01-01, into GIR values, which
+//! count from 1970-01-01.
 
 use braid_gir::{DateTime, DateTimeKind, Value};
 
@@ -10,7 +10,7 @@ const DAY: i64 = 86_400_000_000;
 /// Microseconds from 1970-01-01 to 2000-01-01.
 const EPOCH_MICROS: i64 = EPOCH_DAYS as i64 * DAY;
 
-/// Microseconds since 1970-01-01 UTC of a finite `TimestampTz`.
+/// Returns the microseconds since 1970-01-01 UTC of a finite `TimestampTz`.
 #[must_use]
 pub fn to_unix_micros(timestamp: i64) -> i64 {
     timestamp.saturating_add(EPOCH_MICROS)
@@ -25,9 +25,9 @@ fn infinite(kind: DateTimeKind, offset: Option<i32>) -> DateTime {
     }
 }
 
-/// A `timestamptz`: an instant when finite. What an instant can't be, the infinities and the last
-/// thirty years of PostgreSQL's range (microseconds since 1970 end in the year 294247), is a
-/// calendar value at offset 0.
+/// Converts a `timestamptz`. A finite one is an instant. The infinities and the last thirty years
+/// of PostgreSQL's range are no instants (microseconds since 1970 end in the year 294247), so they
+/// become calendar values at offset 0.
 #[must_use]
 pub fn timestamptz_to_value(timestamp: i64) -> Value<'static> {
     if timestamp != i64::MAX
@@ -42,7 +42,7 @@ pub fn timestamptz_to_value(timestamp: i64) -> Value<'static> {
     })
 }
 
-/// A `timestamp`, without offset.
+/// Converts a `timestamp`, which has no offset.
 #[must_use]
 pub fn timestamp_to_datetime(timestamp: i64) -> DateTime {
     match timestamp {
@@ -59,7 +59,7 @@ pub fn timestamp_to_datetime(timestamp: i64) -> DateTime {
     }
 }
 
-/// A `date`, as midnight without offset.
+/// Converts a `date` to midnight without offset.
 #[must_use]
 pub fn date_to_datetime(date: i32) -> DateTime {
     match date {

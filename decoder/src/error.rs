@@ -1,28 +1,28 @@
-//! What can go wrong while deciding what to emit.
+//! Errors of the decisions about what to emit.
 
 /// Result of a decision.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why nothing can be emitted. `crates/plugin` gives each its SQLSTATE and hint.
+/// Reason why nothing can be emitted. `crates/plugin` gives each its SQLSTATE and hint.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// An option that this plugin does not have (SQLSTATE 22023).
     #[error("unrecognized option \"{0}\" of output plugin \"braid\"")]
     UnknownOption(String),
-    /// An option without which nothing can be sent (SQLSTATE 22023).
+    /// A required option is missing (SQLSTATE 22023).
     #[error("option \"{0}\" of output plugin \"braid\" is missing")]
     MissingOption(&'static str),
-    /// An option with a value that it can't have (SQLSTATE 22023).
+    /// An option has an invalid value (SQLSTATE 22023).
     #[error("invalid value for option \"{option}\" of output plugin \"braid\": \"{value}\"")]
     InvalidOption {
         /// The option.
         option: &'static str,
         /// The value that was given.
         value: String,
-        /// What would be valid, a sentence.
+        /// The valid values, as a sentence.
         hint: &'static str,
     },
-    /// A protocol version that this build does not speak (SQLSTATE 22023).
+    /// A protocol version that this build does not support (SQLSTATE 22023).
     #[error("protocol version {0} is not supported by output plugin \"braid\"")]
     UnsupportedVersion(String),
     /// An option of the format `wal2json`, with wal2json's own message and SQLSTATE.
@@ -41,7 +41,7 @@ pub enum Error {
         /// Name of the table.
         name: String,
     },
-    /// Two publications that differ in what they do with generated columns (SQLSTATE 0A000).
+    /// Two publications with different settings for generated columns (SQLSTATE 0A000).
     #[error(
         "cannot use different values of publish_generated_columns for table \"{namespace}.{name}\" in different publications"
     )]

@@ -1,19 +1,19 @@
 //! The guard of a routed table: a CHECK constraint whose expression is a call of `braid.is_here`
 //! with the table's tenant, record and creation (`crates/routing`).
 //!
-//! Who owns the table can write any expression into a constraint. The output plugin evaluates the
-//! three for each row, with the rights of the connection. So it evaluates only what is built of
-//! columns, constants, and functions of PostgreSQL's own. This module looks at the text of the
-//! stored expression, before anything of it is read or folded.
+//! The owner of a table can write any expression into a constraint. The output plugin evaluates the
+//! three arguments for each row, with the privileges of the connection. So it evaluates only
+//! expressions that consist of columns, constants, and PostgreSQL's own functions. This module
+//! checks the text of the stored expression, before any of it is parsed or constant-folded.
 
 /// Functions and operators with smaller OIDs are PostgreSQL's own
 /// (`FirstUnpinnedObjectId` of src/include/access/transam.h, 15 to 19).
 const FIRST_OTHER: u32 = 12_000;
 
-/// How a stored call of a function begins.
+/// Beginning of a stored function call.
 const CALL: &str = "{FUNCEXPR :funcid ";
 
-/// Nodes that evaluate nothing but what their fields name.
+/// Nodes that call no function besides those that their fields name.
 const NODES: [&str; 6] = [
     "FUNCEXPR",
     "OPEXPR",
@@ -23,15 +23,15 @@ const NODES: [&str; 6] = [
     "COALESCEEXPR",
 ];
 
-/// The function that an expression calls, if it is a call, as PostgreSQL stores it
-/// (`pg_node_tree`).
+/// Returns the function that an expression calls, if it is a call. `text` is the form in which
+/// PostgreSQL stores it (`pg_node_tree`).
 #[must_use]
 pub fn guard_function(text: &str) -> Option<u32> {
     number(text.strip_prefix(CALL)?).0
 }
 
-/// Whether an expression, as PostgreSQL stores it (`pg_node_tree`), is a call of the function
-/// `guard` and evaluates no other code than PostgreSQL's own.
+/// Returns whether an expression is a call of the function `guard` and otherwise evaluates only
+/// PostgreSQL's own code. `text` is the stored form (`pg_node_tree`).
 #[must_use]
 pub fn is_plain_guard(text: &str, guard: u32) -> bool {
     let Some(rest) = text.strip_prefix(CALL) else {
@@ -41,7 +41,7 @@ pub fn is_plain_guard(text: &str, guard: u32) -> bool {
     first == Some(guard) && is_plain(rest)
 }
 
-/// Whether the rest of an expression has plain nodes alone.
+/// Returns whether the rest of an expression has only allowed nodes and functions.
 fn is_plain(text: &str) -> bool {
     let nodes_are_known = text.split('{').skip(1).all(|node| {
         let name = node.split([' ', '}']).next().unwrap_or_default();

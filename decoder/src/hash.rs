@@ -1,8 +1,8 @@
 //! The 64-bit hash of a key: a folded 128-bit product per eight bytes, in the manner of wyhash.
 //!
-//! Fast on the few bytes that a key has, and good in all 64 bits. It is not a defence against
-//! somebody who looks for collisions: equal hashes of different keys only make two transactions
-//! wait for each other.
+//! Fast for the few bytes of a key, and good in all 64 bits. The hash is no defence against
+//! deliberate collisions: equal hashes of different keys only make two transactions wait for each
+//! other.
 
 /// Odd constants with as many ones as zeros, from wyhash.
 const SECRET: [u64; 3] = [
@@ -18,14 +18,14 @@ fn fold(a: u64, b: u64) -> u64 {
     product as u64 ^ (product >> 64) as u64
 }
 
-/// A hash in the making. The order of what is fed matters, and so do the borders between parts.
+/// A hash in progress. The order of the input matters, and so do the borders between its parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KeyHasher {
     state: u64,
 }
 
 impl KeyHasher {
-    /// Start from `seed`.
+    /// Starts with `seed`.
     #[inline]
     #[must_use]
     pub fn new(seed: u64) -> Self {
@@ -34,13 +34,13 @@ impl KeyHasher {
         }
     }
 
-    /// Feed one word.
+    /// Adds one word.
     #[inline]
     pub fn word(&mut self, word: u64) {
         self.state = fold(self.state ^ SECRET[1], word ^ SECRET[2]).rotate_left(23) ^ word;
     }
 
-    /// Feed a byte string and its length.
+    /// Adds a byte string and its length.
     #[inline]
     pub fn bytes(&mut self, bytes: &[u8]) {
         let (words, rest) = bytes.as_chunks::<8>();
@@ -54,12 +54,12 @@ impl KeyHasher {
         if !rest.is_empty() {
             self.word(u64::from_le_bytes(last));
         }
-        // The length keeps "a" + "bc" and "ab" + "c" apart, and the padding of the last word from
+        // The length distinguishes "a" + "bc" from "ab" + "c", and the last word's padding from
         // zero bytes.
         self.word(bytes.len() as u64);
     }
 
-    /// The hash.
+    /// Returns the hash.
     #[inline]
     #[must_use]
     pub fn finish(self) -> u64 {
@@ -104,8 +104,8 @@ mod tests {
                 low.insert(hash & 0xffff);
             }
         }
-        // 160,000 balls into 65,536 bins leave about 8.7 % of them empty when the low bits are
-        // random.
+        // If the low bits are random, 160,000 balls in 65,536 bins leave about 8.7 % of the bins
+        // empty.
         assert!(
             low.len() > 58_000 && low.len() < 61_500,
             "{} bins used",

@@ -1,8 +1,9 @@
-//! What the output plugin emits: which change passes, how a row is identified, which keys order it.
+//! The decisions of the output plugin: which changes are published, how a row is identified, which
+//! keys order it.
 //!
-//! Pure Rust, run by the walsender on the provider (or by the backend that calls
-//! `pg_logical_slot_get_binary_changes`) through ports that `crates/plugin` implements: [`Catalog`]
-//! for publications, [`KeyValues`] for the values of keys, [`FrameSink`] for finished frames.
+//! Pure Rust, called through ports that `crates/plugin` implements: [`Catalog`] for publications,
+//! [`KeyValues`] for the values of keys, [`FrameSink`] for finished frames. The process is the
+//! provider's walsender, or the backend that calls `pg_logical_slot_get_binary_changes`.
 //!
 //! Not for: reading tuples or catalogs (`crates/plugin`), the bytes of a record (`crates/gir`),
 //! applying (`bgworker`).

@@ -1,10 +1,14 @@
-//! PostgreSQL's `numeric` as it is stored, turned into its `numeric_send` form without a call.
+//! Converts PostgreSQL's stored `numeric` to its `numeric_send` form without a function call.
 //!
-//! Stored form (src/backend/utils/adt/numeric.c, the same in 15 to 18), after the varlena header,
-//! in the machine's byte order (little-endian): u16 header; a long one (top bits 00 or 01: sign)
-//! has 14 bits of display scale and is followed by an i16 weight; a short one (10) holds sign,
-//! display scale and weight itself; a special one (11) is NaN or an infinity. Base-10000 digits
-//! follow as i16.
+//! The stored form (src/backend/utils/adt/numeric.c, the same in 15 to 18) follows the varlena
+//! header, in the machine's byte order (little-endian). It begins with a u16 header, of one of
+//! three kinds by its top bits:
+//!
+//! - long (00 or 01, the sign): 14 bits of display scale, followed by an i16 weight;
+//! - short (10): contains sign, display scale and weight;
+//! - special (11): NaN or an infinity.
+//!
+//! Base-10000 digits follow as i16.
 
 use crate::hash::KeyHasher;
 
@@ -14,7 +18,7 @@ const SHORT: u16 = 0x8000;
 const SPECIAL: u16 = 0xC000;
 const SPECIAL_MASK: u16 = 0xF000;
 
-/// A stored `numeric`, taken apart.
+/// The parts of a stored `numeric`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Numeric<'a> {
     sign: u16,
@@ -24,8 +28,7 @@ pub struct Numeric<'a> {
 }
 
 impl<'a> Numeric<'a> {
-    /// Take the stored bytes apart, without their varlena header. `None` when they are not a
-    /// `numeric`.
+    /// Parses the stored bytes, without their varlena header. `None` if they are not a `numeric`.
     #[must_use]
     pub fn from_stored(bytes: &'a [u8]) -> Option<Self> {
         let (fields, odd) = bytes.as_chunks::<2>();
@@ -35,7 +38,7 @@ impl<'a> Numeric<'a> {
         let (first, rest) = fields.split_first()?;
         let header = u16::from_le_bytes(*first);
         Some(match header & SIGN_MASK {
-            // The scale of an infinity is what numeric_send makes of its header bits.
+            // numeric_send derives the scale of an infinity from its header bits.
             SPECIAL => Self {
                 sign: header & SPECIAL_MASK,
                 weight: 0,
@@ -67,7 +70,7 @@ impl<'a> Numeric<'a> {
         })
     }
 
-    /// Append the `numeric_send` form.
+    /// Appends the `numeric_send` form.
     pub fn send(&self, out: &mut Vec<u8>) {
         let count = u16::try_from(self.digits.len()).unwrap_or(u16::MAX);
         out.extend_from_slice(&count.to_be_bytes());
@@ -79,7 +82,8 @@ impl<'a> Numeric<'a> {
         }
     }
 
-    /// Feed what equality compares: not the display scale, and no zero digits at either end.
+    /// Adds the parts that equality compares: without the display scale, and without zero digits at
+    /// either end.
     pub fn feed(&self, hasher: &mut KeyHasher) {
         let mut digits = self.digits;
         let mut weight = i64::from(self.weight);
@@ -91,7 +95,7 @@ impl<'a> Numeric<'a> {
             digits = rest;
         }
         if digits.is_empty() {
-            // Zero has no sign and no weight; NaN and the infinities have their sign word only.
+            // Zero has no sign and no weight; NaN and the infinities only have their sign word.
             hasher.word(if self.sign & SPECIAL == SPECIAL {
                 u64::from(self.sign)
             } else {

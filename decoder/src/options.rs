@@ -1,44 +1,45 @@
-//! The plugin's options, as START_REPLICATION or `pg_logical_slot_get_binary_changes` gives them.
+//! The plugin's options, from START_REPLICATION or `pg_logical_slot_get_binary_changes`.
 
 use crate::error::{Error, Result};
 use crate::origin::{Only, OriginPolicy};
 
-/// Name and value of one option; an option may come without a value.
+/// Name and value of one option; the value is optional.
 pub type OptionText = (String, Option<String>);
 
-/// What the subscriber asks for.
+/// The options of a subscriber's stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
     /// Publications whose tables are sent (`publication_names`).
     pub publications: Vec<String>,
-    /// Whose changes are sent (`origin`).
+    /// Origin of the changes that are sent (`origin`).
     pub origin: OriginPolicy,
-    /// Name of the subscriber's node, to which nothing of its own is sent back (`node`).
+    /// Name of the subscriber's node, which gets none of its own changes back (`node`).
     pub node: Option<String>,
-    /// Only one other node's transactions are sent, behind a position (`only_origin`,
+    /// Only transactions of one other node are sent, after a position (`only_origin`,
     /// `only_after`).
     pub only: Option<Only>,
     /// Logical messages are sent (`messages`).
     pub messages: bool,
-    /// Several small transactions may come in one message, and positions as messages of their own
+    /// Several small transactions may be sent in one message, and positions as separate messages
     /// (`join_transactions`).
     pub join_transactions: bool,
-    /// Updates and deletes of rows that another node wrote come with the version of that row
+    /// An update or delete of a row that another node wrote is sent with the version of that row
     /// (`replaced_versions`).
     pub replaced_versions: bool,
-    /// Large transactions may come in segments while they run (`streaming`).
+    /// Large transactions may be sent in segments while they run (`streaming`).
     pub streaming: bool,
-    /// Prepared transactions come when they are prepared (`two_phase`).
+    /// Prepared transactions are sent when they are prepared (`two_phase`).
     pub two_phase: bool,
-    /// Of these, the ids, they come when they have committed nevertheless (`unprepared`).
+    /// Ids of prepared transactions that are nevertheless sent when they have committed
+    /// (`unprepared`).
     pub unprepared: Vec<u32>,
     /// Statements that change the schema are sent (`ddl`).
     pub ddl: bool,
 }
 
 impl Options {
-    /// Read the options. `split` takes a list of SQL identifiers apart, and is `None` for what is
-    /// not one.
+    /// Parses the options. `split` parses a list of SQL identifiers, and returns `None` for other
+    /// text.
     ///
     /// # Errors
     /// [`Error::UnknownOption`], [`Error::MissingOption`], [`Error::InvalidOption`],
@@ -97,8 +98,8 @@ impl Options {
     }
 }
 
-/// The one node that is asked for. Segments come before it is known where their transaction ends at
-/// its origin.
+/// Returns the one origin node that is requested. Not possible with streaming: segments are sent
+/// before the end position of their transaction at its origin is known.
 fn only(node: Option<String>, after: Option<u64>, options: &Options) -> Result<Option<Only>> {
     let refused = |option, value: &str, hint| {
         Err(Error::InvalidOption {

@@ -1,49 +1,50 @@
-//! Whose transactions are sent.
+//! Origins of transactions, and the choice which of them are sent.
 //!
 //! Braid's own replication origins are named `braid/<node>/<number>`, where the node is the one on
 //! which the change was first committed. A node name has no slash.
 
-/// Which transactions a subscriber asks for.
+/// The transactions that a subscriber requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OriginPolicy {
-    /// Only what was first committed here (`none`: without a replication origin).
+    /// Only transactions that were first committed on this node (`none`: without a replication
+    /// origin).
     Local,
-    /// What was received from others too (`any`).
+    /// Also transactions that were received from other nodes (`any`).
     Any,
 }
 
-/// The one node whose transactions are asked for, at another node that has received them.
+/// The one node whose transactions are requested, from another node that has received them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Only {
     /// The node's name.
     pub node: String,
-    /// The reader has the node's transactions up to this position in the node's WAL.
+    /// The reader has the node's transactions up to this LSN of that node.
     pub after: u64,
 }
 
 impl Only {
-    /// Whether a transaction is left out: another node's, or one that the reader has. `origin_lsn`
-    /// is where it ends at its origin, 0 if that is not known: then it is sent, and its rows'
-    /// versions tell.
+    /// Returns whether a transaction is left out: another node's, or one that the reader already
+    /// has. `origin_lsn` is its end LSN at its origin, 0 if unknown. If it is unknown, the
+    /// transaction is sent, and the versions of its rows decide.
     #[must_use]
     pub fn leaves_out(&self, source: &Source<'_>, origin_lsn: u64) -> bool {
         !source.is_node(Some(&self.node)) || (origin_lsn != 0 && origin_lsn <= self.after)
     }
 }
 
-/// Where a transaction comes from, as its Begin record says it.
+/// Origin of a transaction, as in its Begin record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source<'a> {
-    /// This node, or nobody that is known.
+    /// This node, or an unknown origin.
     Here,
-    /// A node of Braid, by its name.
+    /// A node with Braid, by its name.
     Node(&'a str),
     /// Another replication system, by the name of its origin.
     Foreign(&'a str),
 }
 
 impl<'a> Source<'a> {
-    /// The name for a Begin record: empty for this node.
+    /// Returns the name for a Begin record: empty for this node.
     #[must_use]
     pub fn name(&self) -> &'a str {
         match self {
@@ -52,14 +53,14 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// Whether `node` is where the transaction comes from, so that it must not be sent back there.
+    /// Returns whether the transaction comes from `node`, so that it must not be sent back to it.
     #[must_use]
     pub fn is_node(&self, node: Option<&str>) -> bool {
         matches!((self, node), (Self::Node(name), Some(node)) if *name == node)
     }
 }
 
-/// What a replication origin's name says. An empty name is an origin that is not known any more.
+/// Returns the source for a replication origin's name. An empty name is a dropped origin.
 #[must_use]
 pub fn classify(origin: &str) -> Source<'_> {
     if origin.is_empty() {

@@ -1,22 +1,22 @@
-//! Frames: one for each transaction, cut where a large one fills it; or one for several small
-//! transactions.
+//! Groups records into frames: one frame for each transaction, several for a large one, or one for
+//! several small ones.
 //!
-//! Records gather in one buffer that lives as long as the stream. It becomes a frame at the end of
-//! the transaction, or once it has more than [`FRAME_BYTES`]. A stream that joins transactions
-//! holds complete ones back until there are [`JOINED_BYTES`] of them, or until [`Outbox::release`]
-//! is called, which has to happen whenever the sender is about to wait for more to send: a write to
-//! the socket costs more than all else that a small transaction does. The stream header is written
-//! before the very first record, a Begin before the first record of its transaction: a transaction
-//! of which nothing is sent costs no bytes.
+//! Records are collected in one buffer that lives as long as the stream. The buffer becomes a frame
+//! at the end of the transaction, or once it has more than [`FRAME_BYTES`]. A stream that joins
+//! transactions delays complete ones until there are [`JOINED_BYTES`] of them, or until
+//! [`Outbox::release`] is called. The caller must do that whenever it is about to wait for more to
+//! send. Joining pays, as a write to the socket costs more than everything else in a small
+//! transaction.
 //!
-//! A stream that was asked to sends transactions in segments while they run
-//! ([`Outbox::start_segment`]). A segment is written between others' ends and begins and is sent
-//! when it stops; of a transaction of which no segment was sent, neither its commit nor an abort
-//! is.
+//! The stream header is written before the very first record, a Begin before the first record of
+//! its transaction. So a transaction without records costs no bytes.
 //!
-//! Of a transaction that is prepared, begin and end are sent even if nothing is between them: what
-//! becomes of it is told later, perhaps by another stream, which can't know whether there was
-//! anything.
+//! On request, a stream sends transactions in segments while they run ([`Outbox::start_segment`]).
+//! A segment stands between other transactions and is sent when it stops. If no segment of a
+//! transaction was sent, its commit or abort is not sent either.
+//!
+//! For a prepared transaction, begin and end are sent even without records in between. Its outcome
+//! follows later, perhaps in another stream, which cannot know whether there were records.
 
 use std::collections::HashSet;
 
@@ -26,29 +26,29 @@ use braid_gir::{
 
 use crate::error::Result;
 
-/// From how many bytes on a frame is sent before its transaction ends.
+/// Size in bytes from which a frame is sent before its transaction ends.
 const FRAME_BYTES: usize = 256 * 1024;
-/// From how many bytes on transactions that are held back are sent.
+/// Size in bytes from which delayed transactions are sent.
 const JOINED_BYTES: usize = 64 * 1024;
-/// Prefix of the message that says that everything up to its position was sent.
+/// Prefix of the message that announces that everything up to its position was sent.
 pub const POSITION_PREFIX: &str = "braid.position";
-/// Prefix of the message that a rule for conflicts, or for a column, is, which was set for all
-/// nodes. Content: see `braid.take_conflict_resolution` and `braid.take_column_rule`.
+/// Prefix of the message that carries a rule for conflicts or for a column, set for all nodes.
+/// Content: see `braid.take_conflict_resolution` and `braid.take_column_rule`.
 pub const RULE_PREFIX: &str = "braid.conflict_rule";
-/// Prefix of the message before a change that says which version of the row, by another node, the
-/// change has replaced. Content: the timestamp (i64, microseconds since 1970-01-01 UTC,
-/// little-endian), then the origin's name.
+/// Prefix of the message before a change that has replaced a row version of another node. Content:
+/// that version, as the timestamp (i64, microseconds since 1970-01-01 UTC, little-endian), then the
+/// origin's name.
 pub const REPLACED_PREFIX: &str = "braid.replaced";
-/// How many bytes the buffer keeps between frames.
+/// Bytes that the buffer keeps allocated between frames.
 const KEPT_BYTES: usize = 2 * FRAME_BYTES;
 
-/// Port: takes finished frames. An error leaves through unwinding, as all of PostgreSQL's do.
+/// Port: takes finished frames. An error unwinds, like all errors of PostgreSQL.
 pub trait FrameSink {
-    /// Send `frame` as one message.
+    /// Sends `frame` as one message.
     fn send(&mut self, frame: &[u8]);
 }
 
-/// What a Begin record will say, should there be one.
+/// Fields of a Begin record, in case one is written.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Transaction {
     /// LSN of the commit record.
@@ -57,12 +57,12 @@ pub struct Transaction {
     pub commit_timestamp: i64,
     /// Transaction id.
     pub xid: u32,
-    /// Name of the node of origin, empty for the sender.
+    /// Name of the origin node, empty for the sender.
     pub origin: String,
-    /// LSN of the commit at the origin, 0 for the sender.
+    /// LSN of the commit at the origin, 0 if the origin is the sender.
     pub origin_lsn: u64,
-    /// It is prepared, or was: end of the record that says so, and its name. The LSN and timestamp
-    /// above are that record's.
+    /// If the transaction is or was prepared: end LSN of the record of that, and its global id. The
+    /// LSN and timestamp above are then those of that record.
     pub prepared: Option<(u64, String)>,
 }
 
@@ -86,60 +86,60 @@ impl Transaction {
     }
 }
 
-/// The frame in the making and the state of the stream.
+/// The frame in progress and the state of the stream.
 #[derive(Debug, Default)]
 pub struct Outbox {
     writer: Writer,
     headed: bool,
     begun: bool,
-    /// Complete transactions may wait for others before they are sent.
+    /// Complete transactions may be delayed, to be sent together.
     joins: bool,
-    /// The position that was announced last.
+    /// The last announced position.
     announced: u64,
     transaction: Transaction,
     segment: Option<Segment>,
-    /// Transactions of which segments were written, and no end.
+    /// Transactions of which segments were written, but no end.
     streamed: HashSet<u32>,
 }
 
-/// The segment in hand.
+/// The current segment.
 #[derive(Debug, Clone, Copy)]
 struct Segment {
-    /// The transaction.
+    /// Id of the transaction.
     xid: u32,
-    /// Whose changes the reader takes what follows for; `None` while nothing of the segment is
-    /// written.
+    /// Transaction or subtransaction that the reader assigns the next changes to; `None` before the
+    /// segment's first record.
     subxid: Option<u32>,
 }
 
 impl Outbox {
-    /// An empty stream.
+    /// Returns an empty stream.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Hold complete transactions back to send several at a time. Whoever asks for it calls
-    /// [`Outbox::release`].
+    /// Makes the outbox delay complete transactions, to send several at a time. The caller must
+    /// then call [`Outbox::release`].
     pub fn join_transactions(&mut self) {
         self.joins = true;
     }
 
-    /// Whether transactions are joined.
+    /// Returns whether transactions are joined.
     #[must_use]
     pub fn joins(&self) -> bool {
         self.joins
     }
 
-    /// Whether complete transactions are held back.
+    /// Returns whether complete transactions are delayed.
     #[must_use]
     pub fn holds(&self) -> bool {
         self.joins && !self.begun && !self.writer.is_empty()
     }
 
-    /// Send what is held back. With the position up to which all was decoded, say so too, unless
-    /// that was said: keepalives don't know what is held back, so the reader of such a stream goes
-    /// by this.
+    /// Sends the delayed transactions. `decoded`: the position up to which everything was decoded;
+    /// it is announced too, unless it was announced before. Keepalives do not account for delayed
+    /// transactions, so the reader of such a stream relies on this message.
     ///
     /// # Errors
     /// [`crate::Error::Gir`].
@@ -160,61 +160,62 @@ impl Outbox {
         Ok(())
     }
 
-    /// Whether [`Outbox::release`] would send anything.
+    /// Returns whether [`Outbox::release`] would send anything.
     #[must_use]
     pub fn would_release(&self, decoded: u64) -> bool {
         !self.begun && (!self.writer.is_empty() || decoded > self.announced)
     }
 
-    /// Whether the stream's header is still to be written with [`Outbox::writer`].
+    /// Returns whether the stream's header must still be written, with [`Outbox::writer`].
     #[must_use]
     pub fn wants_header(&self) -> bool {
         !self.headed
     }
 
-    /// Say that the header was written.
+    /// Records that the header was written.
     pub fn header_written(&mut self) {
         self.headed = true;
     }
 
-    /// Whether something of this transaction was written.
+    /// Returns whether a record of this transaction was written.
     #[must_use]
     pub fn begun(&self) -> bool {
         self.begun
     }
 
-    /// The buffer, for records that stand outside of transactions or after
-    /// [`Outbox::ensure_begun`].
+    /// Returns the buffer, for records outside of transactions or after [`Outbox::ensure_begun`].
     pub fn writer(&mut self) -> &mut Writer {
         &mut self.writer
     }
 
-    /// A new transaction starts; nothing is written yet. The caller fills in what its Begin will
-    /// say.
+    /// Starts a transaction without writing anything yet. The caller fills in the fields of its
+    /// Begin record.
     pub fn start(&mut self) -> &mut Transaction {
         self.begun = false;
         &mut self.transaction
     }
 
-    /// What the Begin of the transaction in hand will say, as long as it is not written.
+    /// Returns the fields of the current transaction's Begin record, which can be changed until it
+    /// is written.
     pub fn transaction(&mut self) -> &mut Transaction {
         &mut self.transaction
     }
 
-    /// A segment of transaction `xid` starts; nothing is written yet.
+    /// Starts a segment of transaction `xid` without writing anything yet.
     pub fn start_segment(&mut self, xid: u32) {
         self.begun = false;
         self.segment = Some(Segment { xid, subxid: None });
     }
 
-    /// Whether a segment is in hand.
+    /// Returns whether there is a current segment.
     #[must_use]
     pub fn in_segment(&self) -> bool {
         self.segment.is_some()
     }
 
-    /// Write what has to stand before a change of transaction or subtransaction `xid`, unless it is
-    /// there: the Begin, or in a segment its start, and whose the change is.
+    /// Writes the records that must precede a change of transaction or subtransaction `xid`, unless
+    /// they are written already: the Begin, or in a segment its start and the change's
+    /// subtransaction.
     ///
     /// # Errors
     /// [`crate::Error::Gir`].
@@ -244,7 +245,7 @@ impl Outbox {
             self.streamed.insert(xid);
             self.begun = true;
         }
-        // What is not said to be a subtransaction's is the transaction's own.
+        // A change without a subtransaction record belongs to the transaction itself.
         if last.unwrap_or(xid) != subxid {
             self.writer.subtransaction(subxid)?;
         }
@@ -255,7 +256,7 @@ impl Outbox {
         Ok(())
     }
 
-    /// The segment in hand ends, and is sent. Returns whether anything was in it.
+    /// Ends the current segment, and sends it. Returns whether it contains anything.
     ///
     /// # Errors
     /// [`crate::Error::Gir`].
@@ -272,8 +273,9 @@ impl Outbox {
         Ok(written)
     }
 
-    /// Of transaction `xid` the subtransaction `subxid`, or all if that is the same, was rolled
-    /// back. Returns whether the reader had anything of the transaction.
+    /// Writes the rollback of subtransaction `subxid` of transaction `xid`, or of the whole
+    /// transaction if both ids are equal. Returns whether the reader had anything of the
+    /// transaction.
     ///
     /// # Errors
     /// [`crate::Error::Gir`].
@@ -289,8 +291,8 @@ impl Outbox {
         Ok(true)
     }
 
-    /// The transaction that [`Outbox::start`] was told of came in segments, and its commit ends at
-    /// `end_lsn`. Returns whether the reader had anything of it.
+    /// Writes the commit of the transaction of [`Outbox::start`], which came in segments; the
+    /// commit record ends at `end_lsn`. Returns whether the reader had anything of it.
     ///
     /// # Errors
     /// [`crate::Error::Gir`].
@@ -312,7 +314,7 @@ impl Outbox {
         }
     }
 
-    /// Send what there is, if it is enough for a frame.
+    /// Sends the buffer if it is large enough for a frame.
     #[inline]
     pub fn flush_if_large(&mut self, sink: &mut impl FrameSink) {
         if self.writer.len() >= FRAME_BYTES {
@@ -327,7 +329,7 @@ impl Outbox {
         }
     }
 
-    /// The transaction ends at `end_lsn`. Returns whether anything of it was sent.
+    /// Ends the transaction at `end_lsn`. Returns whether any record of it was written.
     ///
     /// # Errors
     /// [`crate::Error::Gir`].
@@ -346,7 +348,7 @@ impl Outbox {
         Ok(true)
     }
 
-    /// The transaction in hand, which [`Outbox::ensure_begun`] has begun, is prepared.
+    /// Writes the PREPARE of the current transaction, which [`Outbox::ensure_begun`] has begun.
     ///
     /// # Errors
     /// [`crate::Error::Gir`].
@@ -359,8 +361,8 @@ impl Outbox {
         Ok(())
     }
 
-    /// The transaction that [`Outbox::start`] was told of, and of which segments were sent or not,
-    /// is prepared.
+    /// Writes the PREPARE of the transaction of [`Outbox::start`], whether or not segments of it
+    /// were sent.
     ///
     /// # Errors
     /// [`crate::Error::Gir`].
@@ -378,8 +380,8 @@ impl Outbox {
         Ok(())
     }
 
-    /// What was prepared, of which [`Outbox::start`] was told, has committed, or, with end and time
-    /// of its preparation, was rolled back.
+    /// Writes the end of the prepared transaction of [`Outbox::start`]: its commit, or, with the
+    /// end LSN and time of its PREPARE, its rollback.
     ///
     /// # Errors
     /// [`crate::Error::Gir`].
@@ -388,8 +390,8 @@ impl Outbox {
         rolled_back: Option<(u64, i64)>,
         sink: &mut impl FrameSink,
     ) -> Result<()> {
-        // It may have come in segments once more since its preparation was confirmed: the reader
-        // forgets them.
+        // After the reader confirmed the PREPARE, segments of the transaction may have been sent
+        // once more: the reader forgets them.
         self.streamed.remove(&self.transaction.xid);
         let Some(prepared) = self.transaction.prepared() else {
             return Ok(());
@@ -408,7 +410,7 @@ impl Outbox {
         Ok(())
     }
 
-    /// Send a message that belongs to no transaction, at once and in a frame of its own.
+    /// Sends a message that belongs to no transaction, at once and in a frame of its own.
     ///
     /// # Errors
     /// [`crate::Error::Gir`].
@@ -486,7 +488,7 @@ mod tests {
         for _ in 0..2 {
             outbox.start();
             outbox.ensure_begun(7).unwrap();
-            // Nothing of a transaction that has begun may be sent as though it were complete.
+            // Records of an incomplete transaction must not be sent as if it were complete.
             outbox.release(Some(5), &mut frames).unwrap();
             insert(&mut outbox, 1);
             assert!(!outbox.holds());
@@ -557,7 +559,7 @@ mod tests {
             assert!(outbox.commit(9, frames).unwrap());
         };
         small(&mut outbox, &mut frames);
-        // Nothing of the first segment is published.
+        // No change of the first segment is published.
         outbox.start_segment(8);
         assert!(!outbox.stop_segment(&mut frames).unwrap());
         assert!(!outbox.abort(8, 9, &mut frames).unwrap());
@@ -566,7 +568,7 @@ mod tests {
         for subxid in [8, 9, 9, 8] {
             outbox.ensure_begun(subxid).unwrap();
             insert(&mut outbox, 1);
-            // Not to be sent as though it were complete, and no position inside.
+            // Not to be sent as if it were complete, and no position inside.
             assert!(!outbox.holds() && !outbox.would_release(50));
             outbox.release(Some(50), &mut frames).unwrap();
         }
@@ -674,7 +676,7 @@ mod tests {
         outbox.finish_prepared(None, &mut frames).unwrap();
         start(&mut outbox);
         outbox.finish_prepared(Some((5, 6)), &mut frames).unwrap();
-        // In segments, of which nothing was sent; and of which something was.
+        // In segments, without and with published changes.
         start(&mut outbox);
         outbox.prepare_streamed(&mut frames).unwrap();
         outbox.start_segment(7);
@@ -695,7 +697,8 @@ mod tests {
                 vec![Tag::StreamedPrepare],
             ]
         );
-        // One that is left out has no end either, and what is not prepared ends as it always did.
+        // A transaction without records has no end either, and one that is not prepared ends as
+        // usual.
         start(&mut outbox);
         outbox.prepare(&mut frames).unwrap();
         outbox.start().prepared = None;

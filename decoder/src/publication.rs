@@ -1,9 +1,10 @@
-//! Which changes of a relation are published, as what, and how much of them.
+//! How the changes of a relation are published: which operations, under which name, which columns
+//! and rows.
 //!
 //! The semantics are those of PostgreSQL's own plugin (src/backend/replication/pgoutput/pgoutput.c,
-//! 15 to 18: `get_rel_sync_entry`, `pgoutput_row_filter_init`, `pgoutput_column_list_init`), so
-//! that a publication means the same to every subscriber. One thing is added: the extension's own
-//! schema is never published.
+//! 15 to 18: `get_rel_sync_entry`, `pgoutput_row_filter_init`, `pgoutput_column_list_init`). So a
+//! publication means the same to every subscriber. One difference: the extension's own schema is
+//! never published.
 
 use crate::error::{Error, Result};
 
@@ -40,57 +41,59 @@ impl Actions {
 /// (`publish_generated_columns`, since 18).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum GeneratedColumns {
-    /// They are not sent.
+    /// Generated columns are not sent.
     #[default]
     None,
-    /// Stored ones are.
+    /// Stored generated columns are sent.
     Stored,
 }
 
 /// A publication.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Publication {
-    /// Its OID.
+    /// OID of the publication.
     pub oid: u32,
     /// FOR ALL TABLES.
     pub all_tables: bool,
     /// `publish_via_partition_root`.
     pub via_root: bool,
-    /// What it publishes.
+    /// Published operations.
     pub actions: Actions,
-    /// What it does with generated columns.
+    /// Treatment of generated columns.
     pub generated: GeneratedColumns,
 }
 
-/// What has to be known of a relation.
+/// Facts about a relation.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RelationFacts {
-    /// Its OID.
+    /// OID of the relation.
     pub oid: u32,
-    /// It is a partition.
+    /// The relation is a partition.
     pub is_partition: bool,
-    /// It is a partitioned table, which has no rows of its own.
+    /// The relation is a partitioned table, which has no rows of its own.
     pub is_partitioned: bool,
 }
 
-/// Port: the catalogs, as they were at the change that is decoded. Errors leave by unwinding.
+/// Port: the catalogs, as of the change that is decoded. Errors unwind.
 pub trait Catalog {
-    /// Publications that list `relation`.
+    /// Returns the publications that list `relation`.
     fn table_publications(&mut self, relation: u32) -> Vec<u32>;
-    /// Publications of all tables that except `relation`, which is no partition (since 19).
+    /// Returns the publications of all tables with `relation` in their EXCEPT list; it is no
+    /// partition (since 19).
     fn excluding_publications(&mut self, relation: u32) -> Vec<u32>;
-    /// Publications that list the schema of `relation`.
+    /// Returns the publications that list the schema of `relation`.
     fn schema_publications(&mut self, relation: u32) -> Vec<u32>;
-    /// Ancestors of a partition, its parent first.
+    /// Returns the ancestors of a partition, its parent first.
     fn ancestors(&mut self, relation: u32) -> Vec<u32>;
-    /// Schema and name of `relation`.
+    /// Returns schema and name of `relation`.
     fn name(&mut self, relation: u32) -> (String, String);
-    /// Attribute numbers that `publication` lists for `relation`, if it has such a list.
+    /// Returns the attribute numbers in the column list that `publication` has for `relation`, if
+    /// any.
     fn column_list(&mut self, publication: u32, relation: u32) -> Option<Vec<i16>>;
-    /// The row filter that `publication` has for `relation`.
+    /// Returns the row filter that `publication` has for `relation`.
     fn row_filter(&mut self, publication: u32, relation: u32) -> Option<String>;
-    /// Attribute numbers of all columns of `relation` that a publication without a list sends, and
-    /// whether the relation has stored generated columns at all.
+    /// Returns the attribute numbers of all columns of `relation` that a publication without a list
+    /// sends, and whether the relation has stored generated columns at all.
     fn all_columns(&mut self, relation: u32, generated: GeneratedColumns) -> (Vec<i16>, bool);
 }
 
@@ -104,8 +107,8 @@ pub enum Filter {
     AnyOf(Vec<String>),
 }
 
-/// Attribute numbers of the columns that are sent, of the relation under whose name they are;
-/// sorted.
+/// Attribute numbers of the columns that are sent, sorted. The numbers are those of the relation
+/// under whose name they are sent.
 pub type Columns = Vec<i16>;
 
 /// How changes of a relation are published.
@@ -115,7 +118,7 @@ pub struct Publishing {
     pub actions: Actions,
     /// The relation under whose name changes are sent: itself or an ancestor.
     pub publish_as: u32,
-    /// What is sent of a row.
+    /// Columns that are sent.
     pub columns: Columns,
     /// Filter for inserts.
     pub insert_filter: Filter,
@@ -125,10 +128,10 @@ pub struct Publishing {
     pub delete_filter: Filter,
 }
 
-/// Decide how `relation` is published by `publications`.
+/// Decides how `relation` is published by `publications`.
 ///
 /// # Errors
-/// [`Error::ColumnLists`] and [`Error::GeneratedColumns`] when publications contradict each other.
+/// [`Error::ColumnLists`] and [`Error::GeneratedColumns`] if publications contradict each other.
 pub fn publishing(
     relation: &RelationFacts,
     publications: &[Publication],
@@ -157,14 +160,14 @@ pub fn publishing(
         else {
             continue;
         };
-        // The partitions' changes are published, so those of a partitioned table need not be,
-        // unless only they are.
+        // The partitions' changes are published, so those of a partitioned table only matter if
+        // changes are published via the root.
         if relation.is_partitioned && !publication.via_root {
             continue;
         }
         decision.actions.add(publication.actions);
-        // The topmost ancestor of all publications wins, and with it the filters and lists of those
-        // that chose it.
+        // The topmost ancestor of all publications wins, with the filters and lists of the
+        // publications that chose it.
         if publish_level < level {
             continue;
         }
@@ -189,7 +192,8 @@ pub fn publishing(
     Ok(decision)
 }
 
-/// Under which relation `publication` publishes `relation`, and how many levels above it that is.
+/// Returns the relation under which `publication` publishes `relation`, and how many levels above
+/// it that is.
 fn published_as(
     relation: &RelationFacts,
     publication: &Publication,
@@ -198,7 +202,7 @@ fn published_as(
     catalog: &mut impl Catalog,
 ) -> Option<(u32, usize)> {
     if publication.all_tables {
-        // Tables are excepted with all their partitions.
+        // A table is excluded with all its partitions.
         let root = *ancestors.last().unwrap_or(&relation.oid);
         if catalog
             .excluding_publications(root)
@@ -226,7 +230,8 @@ fn published_as(
     }
 }
 
-/// A publication without a filter for an operation lifts those of the others.
+/// Chooses the row filters. A publication without a filter for an operation overrides the filters
+/// of the others.
 fn choose_filters(decision: &mut Publishing, chosen: &[&Publication], catalog: &mut impl Catalog) {
     let by_schema = catalog.schema_publications(decision.publish_as);
     let mut filters: [Option<Vec<String>>; 3] = [const { Some(Vec::new()) }; 3];
@@ -389,8 +394,8 @@ mod tests {
         }
     }
 
-    /// Table 1 is in publications 10 and 11; 30 is a partition of 20, which is one of 2; 2 is in
-    /// 12, 20 in 13.
+    /// Table 1 is in publications 10 and 11. Table 30 is a partition of 20, which is a partition of
+    /// 2. Table 2 is in 12, table 20 in 13.
     fn fake() -> Fake {
         Fake {
             tables: [(1, vec![10, 11]), (2, vec![12]), (20, vec![13])].into(),
@@ -437,7 +442,7 @@ mod tests {
             assert_eq!(actions(partition(30), 9), Actions::default());
             assert_eq!(actions(partition(30), 8), ALL);
         }
-        // Another publication may have it.
+        // Another publication may include the table.
         let all = Publication {
             all_tables: true,
             ..publication(9)
@@ -568,7 +573,7 @@ mod tests {
         fake.filters.remove(&(11, 1));
         let decision = publishing(&table(1), &both, &mut fake).unwrap();
         assert_eq!(decision.insert_filter, Filter::All);
-        // One that publishes no inserts has no say about them.
+        // A publication without inserts does not affect them.
         let no_insert = Actions {
             insert: false,
             ..ALL
@@ -603,7 +608,7 @@ mod tests {
             publishing(&table(1), &both, &mut fake).unwrap().columns,
             [1, 2]
         );
-        // A list of all columns is none.
+        // A list of all columns is no list.
         fake.lists.insert((10, 1), vec![1, 2, 3]);
         fake.lists.remove(&(11, 1));
         assert_eq!(

@@ -1,8 +1,8 @@
-//! Remembers row versions that other nodes wrote and changes in WAL have replaced, in bounded
-//! memory. Run by the walsender, which reads them from its tables (`crates/plugin`).
+//! Remembers, in bounded memory, the row versions of other nodes that changes in WAL have replaced.
+//! Run by the walsender, which reads the versions from its tables (`crates/plugin`).
 //!
-//! Invariant: [`ReplacedVersions`] gets its LSNs in rising order, as WAL is read.
-//! Not for: judging whether a change and a row are concurrent (`bgworker`).
+//! Invariant: [`ReplacedVersions`] gets its LSNs in ascending order, as WAL is read. Not for:
+//! deciding whether a change and a row are concurrent (`bgworker`).
 
 use std::collections::VecDeque;
 
@@ -12,19 +12,19 @@ pub type Written = (i64, u16);
 /// Versions that changes have replaced, until the changes are sent.
 #[derive(Debug)]
 pub struct ReplacedVersions {
-    /// LSN of each change, and the version that it replaced; origin 0, which is no other node's,
-    /// once that is taken.
+    /// LSN of each change, and the version that it replaced. Once taken, the origin is set to 0,
+    /// which is never another node's.
     kept: VecDeque<(u64, i64, u16)>,
-    /// How many of them are not taken.
+    /// Number of versions that are not taken.
     waiting: usize,
     limit: usize,
 }
 
 impl ReplacedVersions {
-    /// Room that stays allocated.
+    /// Number of entries that stay allocated.
     const SMALL: usize = 4_096;
 
-    /// Keeps at most `limit` versions: the newest of those that nobody has taken.
+    /// Keeps at most `limit` versions: the newest of those that were not taken.
     #[must_use]
     pub const fn new(limit: usize) -> Self {
         Self {
@@ -34,8 +34,8 @@ impl ReplacedVersions {
         }
     }
 
-    /// Notes which version the change at `lsn` has replaced. A change that does not come later than
-    /// the last one is passed over.
+    /// Records which version the change at `lsn` has replaced. Ignores a change that is not later
+    /// than the last one.
     pub fn keep(&mut self, lsn: u64, version: Written) {
         let (timestamp, origin) = version;
         if origin == 0 || self.kept.back().is_some_and(|(last, ..)| *last >= lsn) {
@@ -48,7 +48,7 @@ impl ReplacedVersions {
         self.waiting += 1;
     }
 
-    /// Gives the version that the change at `lsn` has replaced, once.
+    /// Returns the version that the change at `lsn` has replaced, once.
     #[inline]
     pub fn take(&mut self, lsn: u64) -> Option<Written> {
         if self.waiting == 0 {
@@ -63,7 +63,7 @@ impl ReplacedVersions {
         self.waiting -= 1;
         if self.waiting == 0 {
             self.kept.clear();
-            // A large transaction has passed.
+            // A large transaction was sent: shrink the buffer.
             self.kept.shrink_to(Self::SMALL);
         }
         while matches!(self.kept.front(), Some((.., 0))) {
@@ -72,7 +72,8 @@ impl ReplacedVersions {
         Some(version)
     }
 
-    /// Drops what was taken, and at least an eighth of all if that frees less: so this is rare.
+    /// Drops the taken versions, and at least an eighth of all if that frees less, so that this is
+    /// rare.
     fn make_room(&mut self) {
         self.kept.retain(|(.., origin)| *origin != 0);
         let most = self.limit - self.limit / 8 - 1;
@@ -83,23 +84,23 @@ impl ReplacedVersions {
     }
 }
 
-/// Commit timestamps and origins of transactions that were looked up last.
+/// Cache of commit timestamps and origins of transactions.
 #[derive(Debug, Default)]
 pub struct Writers {
-    /// Full transaction id, and what is known of it. An id has one place, by its last bits.
+    /// Full transaction id, and the transaction's version. The id's last bits determine its place.
     places: Vec<(u64, Written)>,
 }
 
 impl Writers {
-    /// How many transactions are remembered: a power of two.
+    /// Number of cached transactions, a power of two.
     const PLACES: usize = 4_096;
 
-    /// Gives what is known of the transaction with this full id, or asks for it. An answer is
-    /// remembered, the lack of one is not.
+    /// Returns the version of the transaction with this full id, from the cache or from `ask`. Only
+    /// an answer is cached, not the lack of one.
     #[inline]
     pub fn get(&mut self, id: u64, ask: impl FnOnce() -> Option<Written>) -> Option<Written> {
         if self.places.is_empty() {
-            // 0 is no transaction's id.
+            // No transaction has the id 0.
             self.places = vec![(0, (0, 0)); Self::PLACES];
         }
         let at = usize::try_from(id % Self::PLACES as u64).unwrap_or(0);
@@ -111,8 +112,8 @@ impl Writers {
     }
 }
 
-/// Returns the full id of transaction `xid`: of all with these last 32 bits the nearest to `near`.
-/// Transactions that rows name are less than 2^31 away from the next one.
+/// Returns the full id of transaction `xid`: the one with these low 32 bits that is nearest to
+/// `near`. Transactions in rows are less than 2^31 away from the next one.
 #[must_use]
 pub const fn full_id(xid: u32, near: u64) -> u64 {
     let low = (near & 0xFFFF_FFFF) as u32;

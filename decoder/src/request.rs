@@ -1,50 +1,49 @@
-//! Which format a stream is asked for, and its options.
+//! The requested format of a stream, and its options.
 //!
-//! The option `format` names it. Where that is missing, the others say it: what only one format has
-//! asks for that format.
+//! The option `format` names the format. If it is missing, an option that only one format has
+//! implies that format.
 
 use crate::error::{Error, Result};
 use crate::options::{OptionText, Options, parse_origin, split_names};
 use crate::origin::OriginPolicy;
 use crate::wal2json::{self, Wal2JsonOptions};
 
-/// A format and what it was asked for with. A new one is a variant here and a name in
-/// [`Request::parse`].
+/// A format and its options. To add a format: a variant here and a name in [`Request::parse`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Request {
     /// GIR records in binary frames, for subscriptions (`gir`).
     Gir(Options),
-    /// JSON as wal2json writes it (`wal2json`).
+    /// JSON in the format of wal2json (`wal2json`).
     Wal2Json(Selection, Box<Wal2JsonOptions>),
-    /// The same records as JSON objects, for programs (`gir-json`).
+    /// GIR records as JSON objects, for programs (`gir-json`).
     GirJson(Options, JsonRequest),
 }
 
-/// What a format sends that can do without publications.
+/// The changes to send, for a format that does not need publications.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Selection {
     /// Publications whose tables are sent (`publication_names`); all tables if none is named.
     pub publications: Option<Vec<String>>,
-    /// Whose changes are sent (`origin`).
+    /// Origin of the changes that are sent (`origin`).
     pub origin: OriginPolicy,
 }
 
-/// What the JSON objects say.
+/// Content of the JSON objects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct JsonRequest {
-    /// A change has only the name and number of its schema, whose columns come once (`schema` =
-    /// `once`).
+    /// A change contains only the name and number of its schema, whose columns are sent once
+    /// (`schema` = `once`).
     pub schema_once: bool,
-    /// Changes have their key hashes (`keys`).
+    /// Changes contain their key hashes (`keys`).
     pub keys: bool,
-    /// Values of unchanged TOAST columns are looked up in the table (`include-unchanged-toast` =
+    /// Values of unchanged TOAST columns are fetched from the table (`include-unchanged-toast` =
     /// `fetch`).
     pub fetch: bool,
 }
 
 impl Request {
-    /// Read the options. `split` takes a list of SQL identifiers apart, and is `None` for what is
-    /// not one.
+    /// Parses the options. `split` parses a list of SQL identifiers, and returns `None` for other
+    /// text.
     ///
     /// # Errors
     /// [`Error::UnknownOption`], [`Error::MissingOption`], [`Error::InvalidOption`],
@@ -72,18 +71,18 @@ impl Request {
             None | Some("gir") => Ok(Self::Gir(Options::parse(given, split)?)),
             Some("gir-json") => {
                 let json = JsonRequest::take(&mut given)?;
-                // Each record has a position of its own, so they can't wait for one another.
+                // Each record has a position of its own, so records cannot wait for each other.
                 if let Some((name, _)) = given.iter().find(|(name, _)| name == "join_transactions")
                 {
                     return Err(Error::UnknownOption(name.clone()));
                 }
-                // The version says how bytes are read, and these are not.
+                // The version defines the binary format, which gir-json does not have.
                 if !given.iter().any(|(name, _)| name == "proto_version") {
                     given.push(("proto_version".to_owned(), Some("1".to_owned())));
                 }
                 let options = Options::parse(given, split)?;
-                // Whoever looks a value up does not see what a transaction has changed that has not
-                // committed: it would be the value from before.
+                // A fetch does not see changes of an uncommitted transaction: it would return the
+                // value from before.
                 if json.fetch && (options.streaming || options.two_phase) {
                     return Err(Error::InvalidOption {
                         option: "include-unchanged-toast",
@@ -123,8 +122,8 @@ impl Request {
                     selection.publications = Some(split_names(value, &split)?);
                 }
                 "origin" => selection.origin = parse_origin(value)?,
-                // Records are not what is sent, so any version of them would do; but a client that
-                // asks for one does not know that.
+                // This format has no records, so any version would do. But a client that requests
+                // another version does not know that.
                 _ if value == "1" => {}
                 _ => return Err(Error::UnsupportedVersion(value)),
             }
@@ -134,7 +133,7 @@ impl Request {
 }
 
 impl JsonRequest {
-    /// Take the options that only this format has.
+    /// Removes the options that only this format has, and reads them.
     fn take(given: &mut Vec<OptionText>) -> Result<Self> {
         let mut request = Self::default();
         let mut refused = None;
@@ -212,7 +211,7 @@ mod tests {
         assert_eq!(*options, Wal2JsonOptions::default());
         assert_eq!(selection.publications, Some(vec!["a".to_owned()]));
         assert_eq!(selection.origin, OriginPolicy::Local);
-        // Asked for by name, the other format knows nothing of it.
+        // Requested by name, the other format does not know the option.
         assert_eq!(
             parse(&[("format", "gir"), ("include-xids", "1")]),
             Err(Error::UnknownOption("include-xids".to_owned()))
@@ -293,7 +292,7 @@ mod tests {
         };
         assert!(options.streaming && options.two_phase);
         assert_eq!(options.unprepared, [751]);
-        // Values that are looked up are not those of a transaction that has not committed.
+        // Values cannot be fetched for a transaction that has not committed.
         for name in ["streaming", "two_phase"] {
             assert!(matches!(
                 parse(&[format, names, fetch, (name, "on")]),

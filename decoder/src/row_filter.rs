@@ -1,19 +1,19 @@
-//! What becomes of an update whose row enters or leaves a publication's row filter.
+//! Updates whose row enters or leaves a publication's row filter.
 
 use braid_gir::Operation;
 
-/// What of an update is sent.
+/// The operation that is sent for an update.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Passed {
     /// Nothing: neither row is published.
     Nothing,
-    /// As this operation.
+    /// This operation.
     As(Operation),
 }
 
-/// The operation for an update, given whether the old and the new row match the filter: a row that
-/// enters becomes an insert, one that leaves a delete. Without an old row (its key did not change)
-/// only the new one is asked.
+/// Returns the operation for an update, given whether the old and the new row match the filter. A
+/// row that enters becomes an insert, a row that leaves becomes a delete. Without an old row (its
+/// key did not change) only the new one counts.
 #[must_use]
 pub fn transform(old: Option<bool>, new: bool) -> Passed {
     match (old, new) {

@@ -1,4 +1,5 @@
-//! A relation's shape as it is sent, kept so that it is only sent again when it really changed.
+//! Shapes of relations: a shape is remembered after it was sent, and sent again only if it has
+//! changed.
 
 use std::collections::{HashMap, HashSet};
 
@@ -6,18 +7,18 @@ use braid_gir::{
     Column, ColumnFlags, ReplicaIdentity, Result, SchemaKeyColumn, SchemaNumber, Writer, WrittenKey,
 };
 
-/// How many shapes of one relation are remembered.
+/// Shapes of one relation that are remembered.
 const REMEMBERED_SHAPES: usize = 8;
 
-/// Of how many relations shapes are remembered. Beyond it all are forgotten.
+/// Relations whose shapes are remembered. Beyond this number all are forgotten.
 const REMEMBERED_RELATIONS: usize = 16_384;
-/// After how many new numbers it is worth a look which are still used.
+/// After this many new numbers, readers should check which numbers are still used.
 const NEW_NUMBERS: u32 = 4_096;
 
 /// One column of a shape.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShapeColumn {
-    /// Key membership and the like.
+    /// Key membership and other flags.
     pub flags: ColumnFlags,
     /// OID of the type; of the base type for a domain.
     pub type_oid: u32,
@@ -29,30 +30,30 @@ pub struct ShapeColumn {
     pub type_namespace: String,
     /// Name of the type.
     pub type_name: String,
-    /// Mark of the statement that gave the column its name, or 0.
+    /// Mark of the statement that named the column, or 0.
     pub mark: u64,
 }
 
 /// A unique key of a shape.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShapeKey {
-    /// Two nulls are equal in it.
+    /// Two nulls are equal in this key.
     pub nulls_equal: bool,
-    /// Indexes among the shape's columns, and what compares them: empty for the type's usual
-    /// equality.
+    /// Indexes of the shape's columns, and the collation that compares each: empty for the type's
+    /// usual equality.
     pub columns: Vec<(u16, String)>,
 }
 
-/// What a schema record says.
+/// Content of a schema record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shape {
     /// OID of the relation under whose name changes are sent.
     pub relation_oid: u32,
-    /// Its namespace.
+    /// Namespace of that relation.
     pub namespace: String,
-    /// Its name.
+    /// Name of that relation.
     pub name: String,
-    /// How old rows are identified.
+    /// How rows before a change are identified.
     pub identity: ReplicaIdentity,
     /// The columns that are sent, in order.
     pub columns: Vec<ShapeColumn>,
@@ -61,7 +62,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Append the schema record.
+    /// Appends the schema record.
     ///
     /// # Errors
     /// [`braid_gir::Error::TooLarge`].
@@ -108,19 +109,18 @@ impl Shape {
     }
 }
 
-/// Which shapes were sent in a stream, and under which numbers. Partitions that are sent under
-/// their root's name share its numbers as long as they agree in everything that a schema record
-/// says.
+/// The shapes that were sent in a stream, with their numbers. Partitions that are sent under their
+/// root's name share its numbers as long as all fields of their schema records are equal.
 #[derive(Debug, Default)]
 pub struct SchemaBook {
     next: u32,
     sent: HashMap<u32, Vec<(SchemaNumber, Shape)>>,
-    /// What was next when it was last asked which numbers are in use.
+    /// Value of `next` when the used numbers were last requested.
     looked: u32,
 }
 
 impl SchemaBook {
-    /// The number of `shape`; its record is written first if the stream does not have it.
+    /// Returns the number of `shape`. Writes its record first if the stream does not have it.
     ///
     /// # Errors
     /// [`braid_gir::Error::TooLarge`].
@@ -142,20 +142,20 @@ impl SchemaBook {
         Ok(number)
     }
 
-    /// Forget what was sent: it will be sent again, under new numbers.
+    /// Forgets the sent shapes, which will be sent again under new numbers.
     pub fn forget(&mut self) {
         self.sent.clear();
     }
 
-    /// Whether so many numbers were given that whoever keeps something for each should ask which
-    /// are in use.
+    /// Returns whether there are so many new numbers that a caller who stores something for each
+    /// should call [`Self::in_use`].
     #[must_use]
     pub fn has_many_new(&self) -> bool {
         self.next.wrapping_sub(self.looked) >= NEW_NUMBERS
     }
 
-    /// The numbers that records may refer to from here on: those of the book, and `kept`, which the
-    /// caller uses without asking it. No other number that was given ever comes again.
+    /// Returns the numbers that later records may refer to: those of the book, and `kept`, which
+    /// the caller uses without asking the book. No other earlier number will be used again.
     pub fn in_use(&mut self, kept: impl Iterator<Item = SchemaNumber>) -> HashSet<SchemaNumber> {
         self.looked = self.next;
         let known = self.sent.values().flatten().map(|(number, _)| *number);
@@ -203,7 +203,7 @@ mod tests {
         assert_eq!(records, 15);
     }
 
-    /// What a reader keeps for each number, told as a stream tells its delivery.
+    /// A reader's data for each number, fed by a stream.
     #[derive(Default)]
     struct Kept {
         book: SchemaBook,

@@ -1,26 +1,26 @@
-//! The writeset: a hash of every unique key that a change takes or gives up, so that the
+//! The writeset: hashes of all unique keys that a change takes or releases, so that the
 //! subscriber's leader can order changes without decoding a row.
 //!
-//! Two changes of a stream must be applied in their order if one gives up or takes a key that the
-//! other gives up or takes. Hashes say so for the keys that are known; a change whose keys are not
-//! all known is a *barrier*, ordered with every other change of its table. The rules:
+//! Two changes of a stream must be applied in order if a key that one of them takes or releases is
+//! taken or released by the other. For known keys, equal hashes show that. A change with an unknown
+//! key is a *barrier*, which is ordered with every other change of its table. The rules:
 //!
 //! - Equal keys have equal hashes, under the index's own equality. Keys of different indexes, or of
-//!   different relations, have different seeds. The seed is made of names, so it is the same on
+//!   different relations, have different seeds. Seeds are derived from names, so they are equal on
 //!   every node.
 //! - A key with a null in it conflicts with nothing and is not listed, unless nulls are not
 //!   distinct.
-//! - An update gives up the old row's keys. WAL has the old values of the replica identity's
-//!   columns only (of none when they did not change). So an update or delete on a table with
-//!   another unique index, one that has columns outside of the replica identity, is a barrier:
-//!   which key it gives up can't be known. REPLICA IDENTITY FULL lifts that.
-//! - The subscriber finds the old row by its replica identity: an update or delete for which no key
-//!   that identifies the old row is listed is a barrier.
-//! - An insert into a table without any unique key is no barrier: inserts commute, and whatever
-//!   changes such a row later is a barrier itself.
-//! - Expressions are not evaluated and types without a hash function not hashed: tables with such
-//!   unique indexes, and with exclusion constraints, have barriers only. A partial index is treated
-//!   as if it had all rows, which orders more than needed but never less.
+//! - An update releases the old row's keys. WAL has old values only of the replica identity's
+//!   columns, and none if these did not change. So an update or delete on a table with another
+//!   unique index, which has columns outside of the replica identity, is a barrier: the key that it
+//!   releases is unknown. REPLICA IDENTITY FULL lifts that.
+//! - The subscriber finds the old row by its replica identity. So an update or delete without a
+//!   listed key that identifies the old row is a barrier.
+//! - An insert into a table without any unique key is no barrier: inserts commute, and any later
+//!   change of such a row is a barrier itself.
+//! - Expressions are not evaluated, and types without a hash function are not hashed. All changes
+//!   of tables with such unique indexes, or with exclusion constraints, are barriers. A partial
+//!   index is treated as if it had all rows, which orders more than needed but never less.
 
 use crate::hash::KeyHasher;
 use braid_gir::{BeforeKind, Operation};
@@ -35,9 +35,9 @@ pub struct UniqueKey {
 }
 
 impl UniqueKey {
-    /// The unique key on `columns` (an index for [`KeyValues`], and the column's name) of the
-    /// relation that is sent under the name `relation` (schema, name). `in_identity` says that all
-    /// its columns are part of the replica identity.
+    /// Returns the unique key on `columns` (an index for [`KeyValues`], and the column's name).
+    /// `relation` is the schema and name under which changes are sent. `in_identity`: all columns
+    /// are part of the replica identity.
     #[must_use]
     pub fn new(
         relation: (&str, &str),
@@ -45,7 +45,8 @@ impl UniqueKey {
         nulls_distinct: bool,
         in_identity: bool,
     ) -> Self {
-        // By name, so that neither the order in the index nor that in the table matters.
+        // Sorted by name, so that the order of columns in the index and in the table does not
+        // matter.
         columns.sort_by(|a, b| a.1.cmp(&b.1));
         let mut seed = KeyHasher::new(0);
         seed.bytes(relation.0.as_bytes());
@@ -62,7 +63,7 @@ impl UniqueKey {
     }
 }
 
-/// What is to be hashed of a relation.
+/// The unique keys of a relation that are hashed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct KeyPlan {
     keys: Vec<UniqueKey>,
@@ -70,12 +71,12 @@ pub struct KeyPlan {
 }
 
 impl KeyPlan {
-    /// `incomputable`: the relation has unique indexes or exclusion constraints that are not among
-    /// `keys`.
+    /// Returns the plan for these keys. `incomputable`: the relation has further unique indexes or
+    /// exclusion constraints.
     #[must_use]
     pub fn new(mut keys: Vec<UniqueKey>, incomputable: bool) -> Self {
         keys.sort_by_key(|key| key.seed);
-        // Two indexes on the same columns are one key; the stricter of them counts.
+        // Two indexes on the same columns are one key; the stricter one counts.
         keys.dedup_by(|drop, keep| {
             let same = drop.seed == keep.seed;
             if same {
@@ -87,21 +88,21 @@ impl KeyPlan {
     }
 }
 
-/// What became of one column of a key.
+/// Result of hashing one column of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fed {
-    /// Its value was fed to the hasher.
+    /// The value was added to the hash.
     Value,
-    /// It is null.
+    /// The value is null.
     Null,
-    /// Its value is not in WAL.
+    /// WAL does not have the value.
     Unavailable,
 }
 
 /// Port: the values of one row.
 pub trait KeyValues {
-    /// Feed the canonical form of a column's value, which is the same for all values that are equal
-    /// under the index.
+    /// Adds the canonical form of a column's value to the hash. The form is the same for all values
+    /// that are equal under the index.
     fn feed(&mut self, column: usize, hasher: &mut KeyHasher) -> Fed;
 }
 
@@ -110,22 +111,22 @@ pub trait KeyValues {
 pub struct Images<'r, R> {
     /// Insert, update or delete.
     pub operation: Operation,
-    /// What the before image holds.
+    /// Content of the before image.
     pub kind: BeforeKind,
-    /// The row before, or its key.
+    /// The row before the change, or its key.
     pub before: Option<&'r mut R>,
-    /// The row after.
+    /// The row after the change.
     pub after: Option<&'r mut R>,
 }
 
 enum Key {
     Hash(u64),
-    /// It has a null, so it conflicts with nothing.
+    /// The key has a null, so it conflicts with nothing.
     Free,
     Unknown,
 }
 
-/// Put the change's key hashes into `out`, each once. Returns whether the change is a barrier.
+/// Collects the change's key hashes in `out`, each once. Returns whether the change is a barrier.
 pub fn collect<R: KeyValues>(
     plan: &KeyPlan,
     mut images: Images<'_, R>,
@@ -142,12 +143,12 @@ pub fn collect<R: KeyValues>(
     let old_row_matters = images.operation != Operation::Insert;
     for key in &plan.keys {
         if let Some(after) = images.after.as_deref_mut() {
-            // An unchanged TOAST value is missing in the new row; it may be in the old one.
+            // The new row lacks an unchanged TOAST value; the old one may have it.
             match hash_key(key, after, images.before.as_deref_mut()) {
                 Key::Hash(hash) => {
                     push(hash, out);
-                    // Without a before image the identity did not change: the new key is the old
-                    // one.
+                    // Without a before image the identity did not change: the new key equals the
+                    // old one.
                     identified |= key.in_identity && images.kind == BeforeKind::Absent;
                 }
                 Key::Free => {}
@@ -192,16 +193,16 @@ fn hash_key<R: KeyValues>(key: &UniqueKey, row: &mut R, mut fallback: Option<&mu
         {
             fed = other.feed(*column, &mut hasher);
             if fed == Fed::Null {
-                // A value that is stored out of line is not null: the old image does not have this
-                // column.
+                // A value that is stored out of line is not null, so this null only means that the
+                // old image does not have the column.
                 fed = Fed::Unavailable;
             }
         }
         match fed {
             Fed::Value => {}
             Fed::Null if key.nulls_distinct => return Key::Free,
-            // No value's form is this word alone followed by another column's: values end with
-            // their length or are one word.
+            // No other value can look like this word: a value's form ends with its length or is a
+            // single word.
             Fed::Null => hasher.word(u64::MAX),
             Fed::Unavailable => return Key::Unknown,
         }

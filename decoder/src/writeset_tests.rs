@@ -3,7 +3,7 @@
 use super::*;
 use proptest::prelude::*;
 
-/// A column's value; `None` of the outer option is one that is not in WAL.
+/// A column's value; `None` in the outer option is a value that WAL does not have.
 type Cell = Option<Option<i64>>;
 
 #[derive(Debug, Clone)]
@@ -30,7 +30,7 @@ fn key(columns: &[usize], in_identity: bool) -> UniqueKey {
     UniqueKey::new(("public", "t"), columns, true, in_identity)
 }
 
-/// Primary key on column 0, another unique index on column 1.
+/// A primary key on column 0, and another unique index on column 1.
 fn two_keys(whole_row: bool) -> KeyPlan {
     KeyPlan::new(vec![key(&[0], true), key(&[1], whole_row)], false)
 }
@@ -166,7 +166,7 @@ fn rows_without_a_key_are_barriers_unless_new() {
         assert!(run(&plan, Operation::Update, kind, Some(&new), Some(&new)).1);
         assert!(run(&plan, Operation::Delete, kind, Some(&new), None).1);
     }
-    // The only unique key has a null in the old row: nothing identifies that row.
+    // The only unique key has a null in the old row: nothing identifies the row.
     let plan = KeyPlan::new(vec![key(&[0], true)], false);
     let (old, new) = (Row(vec![Some(None)]), row(&[5]));
     let (keys, barrier) = run(
@@ -280,8 +280,8 @@ fn keys_of(row: &Row, columns: &[usize]) -> Option<Vec<i64>> {
 }
 
 proptest! {
-    /// Rows meet in their writesets exactly if they are equal in some unique key: equal keys
-    /// always, others (with 64 bits) never in a test's lifetime.
+    /// Two inserts share a hash exactly if they are equal in some unique key. Equal keys always
+    /// share it; others (with 64 bits) never within a test's lifetime.
     #[test]
     fn inserts_meet_exactly_when_a_key_is_equal(
         a in prop::collection::vec(cell(), 4),
@@ -297,7 +297,7 @@ proptest! {
         prop_assert_eq!(meet(&insert(&plan, &a).0, &insert(&plan, &b).0), expected);
     }
 
-    /// Whatever a whole-row update takes or gives up meets an insert of the row before and of the
+    /// An update with a whole old row shares a hash with an insert of the row before it, and of the
     /// row after it.
     #[test]
     fn updates_meet_both_rows(

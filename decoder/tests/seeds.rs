@@ -1,4 +1,4 @@
-//! The seeds of the fuzz targets, each once: `scripts/fuzz` goes on from them by chance.
+//! The seeds of the fuzz targets, each once: `scripts/fuzz` starts from them.
 #![allow(
     clippy::expect_used,
     clippy::unwrap_used,
@@ -19,7 +19,7 @@ mod options;
 #[path = "../../fuzz/checks/statement.rs"]
 mod statement;
 
-/// Feeds a check with each seed, and with each seed cut off at every 97th byte.
+/// Runs a check on each seed, and on each seed cut off at every 97th byte.
 fn feed(target: &str, check: fn(&[u8])) {
     let seeds = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../fuzz/seeds")

@@ -1,19 +1,19 @@
-//! Transactions, changes and messages as they are written, in either version.
+//! The text of transactions, changes and messages, in both versions.
 //!
 //! Version 1 has one object for a transaction: [`Document::begin`], each change and
-//! [`Document::commit`] append its pieces to what may be one message or, with `write-in-chunks`,
-//! one each. Version 2 has one object for each.
+//! [`Document::commit`] append its parts to one message, or to one each with `write-in-chunks`.
+//! Version 2 has an object for each begin, change and commit.
 
 use super::escape::{push_integer, push_string, push_unsigned};
 use super::layout::{Image, Layout, Style};
 use super::options::{Version, Wal2JsonOptions};
 
-/// What is said of a transaction.
+/// Fields of a transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TransactionText<'t> {
-    /// Its number.
+    /// Id of the transaction.
     pub xid: u32,
-    /// When it was committed, as text of PostgreSQL's; only looked at with `include-timestamp`.
+    /// Commit time in PostgreSQL's text format; only used with `include-timestamp`.
     pub timestamp: &'t [u8],
     /// Number of its replication origin, 0 for none.
     pub origin: u32,
@@ -26,17 +26,17 @@ pub struct TransactionText<'t> {
 /// A logical message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MessageText<'t> {
-    /// Part of the transaction in hand.
+    /// The message is part of the current transaction.
     pub transactional: bool,
-    /// Its LSN.
+    /// LSN of the message.
     pub lsn: u64,
-    /// Its prefix.
+    /// Prefix of the message.
     pub prefix: &'t [u8],
-    /// Its content.
+    /// Content of the message.
     pub content: &'t [u8],
 }
 
-/// What was done to a row.
+/// The kind of a row's change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChangeKind {
     /// INSERT.
@@ -65,7 +65,7 @@ impl ChangeKind {
     }
 }
 
-/// Puts together what is written. Everything appends to the caller's buffer.
+/// Writes the text. All functions append to the caller's buffer.
 #[derive(Debug)]
 pub struct Document {
     version: Version,
@@ -75,15 +75,15 @@ pub struct Document {
     timestamp: bool,
     origin: bool,
     lsn: bool,
-    /// Version 2: what each object of the transaction in hand says of it.
+    /// Version 2: the transaction's members in each of its objects.
     transaction: Vec<u8>,
-    /// Version 1: changes of the transaction in hand.
+    /// Version 1: number of changes in the current transaction.
     changes: u64,
     scratch: Vec<usize>,
 }
 
 impl Document {
-    /// One for a stream.
+    /// Returns the writer for a stream.
     #[must_use]
     pub fn new(options: &Wal2JsonOptions) -> Self {
         Self {
@@ -100,8 +100,8 @@ impl Document {
         }
     }
 
-    /// A transaction starts: in version 1 the start of its object, in version 2 an object of its
-    /// own.
+    /// Begins a transaction: in version 1 the beginning of its object, in version 2 a separate
+    /// object.
     pub fn begin(&mut self, out: &mut Vec<u8>, transaction: &TransactionText<'_>) {
         self.changes = 0;
         match self.version {
@@ -113,7 +113,7 @@ impl Document {
         }
     }
 
-    /// Version 2: remember what each object says of the transaction.
+    /// Version 2: prepares the transaction's members for each object.
     fn set_transaction(&mut self, transaction: &TransactionText<'_>) {
         let bytes = &mut self.transaction;
         bytes.clear();
@@ -141,7 +141,7 @@ impl Document {
         out.push(b'}');
     }
 
-    /// Version 2: the start of an object.
+    /// Version 2: appends the beginning of an object.
     fn put_action(&self, out: &mut Vec<u8>, action: u8, lsn: u64) {
         out.extend_from_slice(b"{\"action\":\"");
         out.extend_from_slice(&[action, b'"']);
@@ -152,7 +152,7 @@ impl Document {
         }
     }
 
-    /// Version 1: the start of an object.
+    /// Version 1: appends the beginning of an object.
     fn open(&self, out: &mut Vec<u8>, transaction: Option<&TransactionText<'_>>) {
         let style = self.style;
         out.push(b'{');
@@ -195,14 +195,14 @@ impl Document {
         out.push(b'}');
     }
 
-    /// Version 1: between the pieces of an object that are one message.
+    /// Version 1: separates the parts of an object that are one message.
     fn separate(&self, out: &mut Vec<u8>) {
         if self.style.is_pretty() && !self.chunks {
             out.push(b'\n');
         }
     }
 
-    /// Version 1: the start of one change.
+    /// Version 1: appends the beginning of a change.
     fn open_change(&mut self, out: &mut Vec<u8>, kind: &str) {
         self.separate(out);
         self.open_element(out, kind, self.changes > 0);
@@ -225,7 +225,7 @@ impl Document {
         out.push(b'}');
     }
 
-    /// Append a row's change. `old` is there where WAL has it.
+    /// Appends a row's change. `old`: the row before the change, if WAL has it.
     #[inline]
     pub fn change<I: Image>(
         &mut self,
@@ -263,14 +263,14 @@ impl Document {
         }
     }
 
-    /// Append the truncate of one relation. Version 1 has none.
+    /// Appends the truncate of one relation. Version 1 has none.
     pub fn truncate(&self, out: &mut Vec<u8>, layout: &Layout, lsn: u64) {
         self.put_action(out, b'T', lsn);
         layout.put_relation(out);
         out.push(b'}');
     }
 
-    /// Append a message. One that is not transactional is an object of its own in version 1 too.
+    /// Appends a message. A non-transactional one is a separate object in version 1, too.
     pub fn message(&mut self, out: &mut Vec<u8>, message: &MessageText<'_>) {
         match (self.version, message.transactional) {
             (Version::One, true) => {
@@ -297,7 +297,7 @@ impl Document {
         }
     }
 
-    /// An object that stands alone is one message, also with `write-in-chunks`.
+    /// A separate object is one message, even with `write-in-chunks`.
     fn separate_alone(&self, out: &mut Vec<u8>) {
         if self.style.is_pretty() {
             out.push(b'\n');
@@ -340,8 +340,7 @@ impl Document {
         push_string(out, message.content);
     }
 
-    /// The transaction is over: in version 1 the end of its object, in version 2 an object of its
-    /// own.
+    /// Ends a transaction: in version 1 the end of its object, in version 2 a separate object.
     pub fn commit(&mut self, out: &mut Vec<u8>, transaction: &TransactionText<'_>) {
         match self.version {
             Version::One => {
@@ -353,7 +352,7 @@ impl Document {
     }
 }
 
-/// `"0/16B3748"`.
+/// Appends an LSN like `"0/16B3748"`.
 fn push_lsn(out: &mut Vec<u8>, lsn: u64) {
     use std::io::Write as _;
     // Writing to a Vec can't fail.

@@ -1,9 +1,9 @@
-//! Expected texts are what wal2json 2.5 wrote for the same changes.
+//! The expected texts were written by wal2json 2.5 for the same changes.
 
 use super::*;
 use crate::wal2json::{ColumnText, RelationText, State};
 
-/// A row of ready-made values: `None` is null, "toast" is a value that is not there.
+/// A row of given values: `None` is null, "toast" is a value that is not in WAL.
 struct Row(Vec<Option<&'static str>>);
 
 impl Image for Row {
@@ -62,8 +62,8 @@ const TRANSACTION: TransactionText<'static> = TransactionText {
     end_lsn: 0x1_0000_00CD,
 };
 
-/// An insert, an update, an update that changes the key, a delete and a message, each piece on a
-/// line of its own if `lines`.
+/// Returns the text of an insert, an update, an update that changes the key, a delete and a
+/// message; with `lines`, each part is on a line of its own.
 fn transaction(given: &[(&str, &str)], relation: RelationText, lines: bool) -> String {
     let options = parse(given);
     let layout = Layout::new(relation, &options);
@@ -231,7 +231,7 @@ fn version_1_alone() {
     ] {
         let mut out = Vec::new();
         let mut document = Document::new(&parse(&given));
-        // However many changes the transaction before had.
+        // The number of changes in the previous transaction does not matter.
         document.changes = 5;
         document.message(&mut out, &message);
         assert_eq!(String::from_utf8(out).unwrap(), expected);
@@ -299,7 +299,7 @@ fn version_2_with_everything() {
     assert!(lines[2].contains(
         r#"{"name":"v","type":"text","typeoid":25,"unchanged":true,"optional":true,"position":3,"default":"'x'::text"}],"identity":[{"name":"id""#
     ));
-    // A whole row has its nulls.
+    // A whole row includes its nulls.
     assert!(lines[3].contains(
         r#""identity":[{"name":"id","type":"integer","typeoid":23,"value":1},{"name":"v","type":"text","typeoid":25,"value":null}],"pk":["#
     ));

@@ -1,8 +1,8 @@
-//! Bytes of JSON values.
+//! Encodes JSON values.
 
 const HEX: &[u8; 16] = b"0123456789abcdef";
 
-/// Append a JSON string, quotes included. Bytes above 0x7f stay as they are, whatever the encoding.
+/// Appends a JSON string, with quotes. Bytes above 0x7f are copied, in any encoding.
 pub fn push_string(out: &mut Vec<u8>, text: &[u8]) {
     out.reserve(text.len() + 2);
     out.push(b'"');
@@ -22,7 +22,7 @@ pub fn push_string(out: &mut Vec<u8>, text: &[u8]) {
     out.push(b'"');
 }
 
-/// How many bytes at the start need no escape. Eight are looked at together.
+/// Returns how many bytes at the start need no escape. Eight are checked at a time.
 #[inline]
 fn plain_prefix(text: &[u8]) -> usize {
     const ONES: u64 = 0x0101_0101_0101_0101;
@@ -73,9 +73,9 @@ fn hex_pair(byte: u8) -> [u8; 2] {
     [digit(byte >> 4), digit(byte & 15)]
 }
 
-/// Append the name of a type as `format_type` gives it. wal2json takes a quoted identifier for a
-/// JSON string as it is; where that would be none (a schema before or after it, a quote or a
-/// backslash in it) this escapes it.
+/// Appends the name of a type in the form of `format_type`. wal2json uses a quoted identifier as a
+/// JSON string as it is. If that would not be valid JSON (a schema before or after it, a quote or a
+/// backslash in it), this function escapes it.
 pub(super) fn push_type_name(out: &mut Vec<u8>, name: &[u8]) {
     match name {
         [b'"', inner @ .., b'"'] if plain_prefix(inner) == inner.len() => {
@@ -85,7 +85,7 @@ pub(super) fn push_type_name(out: &mut Vec<u8>, name: &[u8]) {
     }
 }
 
-/// Append bytes as hexadecimal digits in quotes.
+/// Appends bytes as hexadecimal digits in quotes.
 pub fn push_hex(out: &mut Vec<u8>, bytes: &[u8]) {
     out.reserve(bytes.len() * 2 + 2);
     out.push(b'"');
@@ -93,7 +93,7 @@ pub fn push_hex(out: &mut Vec<u8>, bytes: &[u8]) {
     out.push(b'"');
 }
 
-/// Append the digits of an integer.
+/// Appends the digits of an integer.
 #[inline]
 pub fn push_integer(out: &mut Vec<u8>, value: i64) {
     if value < 0 {
@@ -102,7 +102,7 @@ pub fn push_integer(out: &mut Vec<u8>, value: i64) {
     push_unsigned(out, value.unsigned_abs());
 }
 
-/// Append the digits of an integer without a sign.
+/// Appends the digits of an unsigned integer.
 #[inline]
 pub fn push_unsigned(out: &mut Vec<u8>, mut value: u64) {
     let mut digits = [0_u8; 20];

@@ -1,5 +1,5 @@
-//! What all changes of a relation have in common, prepared once: everything but values is bytes
-//! that are only copied.
+//! The constant text of a relation's changes, prepared once: everything except values is only
+//! copied.
 
 use super::escape::{push_integer, push_string, push_type_name, push_unsigned};
 use super::options::{Version, Wal2JsonOptions};
@@ -7,41 +7,41 @@ use super::options::{Version, Wal2JsonOptions};
 /// A column, in the server's encoding.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ColumnText {
-    /// Its name.
+    /// Name of the column.
     pub name: Vec<u8>,
-    /// Its type as it is to be shown: what `format_type` gives, or the bare name
+    /// Type of the column as shown: the result of `format_type`, or the bare name
     /// ([`Wal2JsonOptions::formats_types`]).
     pub type_name: Vec<u8>,
-    /// OID of its type.
+    /// OID of the type.
     pub type_oid: u32,
-    /// Its number in the table, which counts dropped columns.
+    /// Attribute number in the table, which counts dropped columns.
     pub position: i16,
-    /// It has no NOT NULL.
+    /// The column has no NOT NULL constraint.
     pub optional: bool,
-    /// Its default as an expression, if it has one.
+    /// Default expression of the column, if it has one.
     pub default: Option<Vec<u8>>,
-    /// Part of the index that identifies rows.
+    /// The column is part of the index that identifies rows.
     pub in_identity: bool,
-    /// Part of the primary key.
+    /// The column is part of the primary key.
     pub in_primary_key: bool,
 }
 
 /// A relation, in the server's encoding.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RelationText {
-    /// Its schema.
+    /// Schema of the relation.
     pub schema: Vec<u8>,
-    /// Its name.
+    /// Name of the relation.
     pub table: Vec<u8>,
-    /// Its columns, without dropped ones.
+    /// Columns of the relation, without dropped ones.
     pub columns: Vec<ColumnText>,
-    /// REPLICA IDENTITY FULL: old rows are whole.
+    /// REPLICA IDENTITY FULL: rows before a change are whole.
     pub full_identity: bool,
     /// REPLICA IDENTITY DEFAULT.
     pub default_identity: bool,
 }
 
-/// What a row has of a column.
+/// State of a column's value in a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
     /// Null.
@@ -54,10 +54,10 @@ pub enum State {
 
 /// Port: a row's columns, by their index in [`RelationText::columns`].
 pub trait Image {
-    /// What there is of a column.
+    /// Returns the state of a column.
     fn state(&self, column: usize) -> State;
 
-    /// Append the JSON value of a column that is [`State::Present`].
+    /// Appends the JSON value of a column that is [`State::Present`].
     fn put(&self, column: usize, out: &mut Vec<u8>);
 }
 
@@ -78,7 +78,7 @@ impl Style {
         self.pretty
     }
 
-    /// A new line, so far in.
+    /// Appends a new line with this indentation.
     pub(super) fn line(self, out: &mut Vec<u8>, depth: usize) {
         if self.pretty {
             out.push(b'\n');
@@ -92,7 +92,7 @@ impl Style {
         }
     }
 
-    /// `"key":` for a key that needs no escape.
+    /// Appends `"key":`, for a key that needs no escape.
     pub(super) fn key(self, out: &mut Vec<u8>, key: &str) {
         out.push(b'"');
         out.extend_from_slice(key.as_bytes());
@@ -104,7 +104,7 @@ impl Style {
         out.extend_from_slice(if self.pretty { b", " } else { b"," });
     }
 
-    /// `"key":[item,item]`.
+    /// Appends `"key":[item,item]`.
     fn array<T>(
         self,
         out: &mut Vec<u8>,
@@ -124,31 +124,31 @@ impl Style {
     }
 }
 
-/// A relation's bytes, as the options want them.
+/// A relation's prepared text, by the options.
 #[derive(Debug)]
 pub struct Layout {
     version: Version,
     style: Style,
     relation: RelationText,
-    /// Columns of old rows that only have a key: by index.
+    /// Indexes of the columns in old rows that consist of a key only.
     identity: Vec<usize>,
     all: Vec<usize>,
     lists: Lists,
-    /// `"schema":..,"table":..`, with what stands before and after in either version.
+    /// `"schema":..,"table":..`, with the text before and after it in either version.
     names: Vec<u8>,
     /// Version 1: names and types of all columns up to their values.
     all_columns: Vec<u8>,
-    /// Version 1: the same of the keys of old rows.
+    /// Version 1: names and types of the key columns of old rows, up to their values.
     identity_keys: Vec<u8>,
-    /// The primary key, with the comma that either version wants.
+    /// The primary key, with the comma that either version needs.
     primary_key: Vec<u8>,
-    /// Version 2: what stands around each column's value.
+    /// Version 2: the text around each column's value.
     columns: Vec<Around>,
-    /// Version 2: the same in "identity".
+    /// Version 2: the text around each value in "identity".
     identities: Vec<Around>,
 }
 
-/// Which lists are wanted.
+/// The lists to write.
 #[derive(Debug, Clone, Copy)]
 #[expect(
     clippy::struct_excessive_bools,
@@ -156,7 +156,7 @@ pub struct Layout {
 )]
 struct Lists {
     types: bool,
-    /// Types are shown as `format_type` gives them, else by their bare names.
+    /// Types are shown as by `format_type`, otherwise by their bare names.
     formatted_types: bool,
     type_oids: bool,
     positions: bool,
@@ -165,7 +165,7 @@ struct Lists {
     unchanged: bool,
 }
 
-/// Version 2: what stands around a value.
+/// Version 2: the text around a value.
 #[derive(Debug, Default)]
 struct Around {
     before: Vec<u8>,
@@ -176,7 +176,7 @@ struct Around {
 const VALUE_KEY: &[u8] = b",\"value\":";
 
 impl Layout {
-    /// Prepare a relation.
+    /// Prepares the text of a relation.
     #[must_use]
     pub fn new(relation: RelationText, options: &Wal2JsonOptions) -> Self {
         let identity = indexes(&relation, |column| column.in_identity);
@@ -210,20 +210,19 @@ impl Layout {
         layout
     }
 
-    /// Whether old rows can be told from one another: without this, updates and deletes are not
-    /// written.
+    /// Returns whether old rows can be identified. Otherwise updates and deletes are not written.
     #[must_use]
     pub fn has_identity(&self) -> bool {
         self.relation.full_identity || !self.identity.is_empty()
     }
 
-    /// The relation's schema, in the server's encoding.
+    /// Returns the relation's schema, in the server's encoding.
     #[must_use]
     pub fn schema(&self) -> &[u8] {
         &self.relation.schema
     }
 
-    /// The relation's name, in the server's encoding.
+    /// Returns the relation's name, in the server's encoding.
     #[must_use]
     pub fn table(&self) -> &[u8] {
         &self.relation.table
@@ -254,8 +253,8 @@ impl Layout {
         self.put_key_lists(&mut bytes, self.old_columns());
         self.identity_keys = bytes;
 
-        // The identity's index, where that is the primary key by default. Nothing for a relation
-        // without one.
+        // The identity's index, if it is the primary key by default. Nothing for a relation without
+        // one.
         let primary = indexes(&self.relation, |column| column.in_primary_key);
         if options.primary_key && self.relation.default_identity && !primary.is_empty() {
             let mut bytes = vec![b','];
@@ -266,7 +265,7 @@ impl Layout {
             self.put_names(&mut bytes, "pknames", &primary);
             bytes.push(b',');
             style.line(&mut bytes, 4);
-            // wal2json leaves it empty without types.
+            // Without types, wal2json leaves the list empty.
             let typed: &[usize] = if self.lists.types { &primary } else { &[] };
             self.put_types(&mut bytes, "pktypes", typed);
             style.line(&mut bytes, 3);
@@ -369,7 +368,7 @@ impl Layout {
         });
     }
 
-    /// Version 1: the lists that go with values of rows, up to the values.
+    /// Version 1: appends the lists that accompany values of rows, up to the values.
     fn put_column_lists(&self, out: &mut Vec<u8>, columns: &[usize]) {
         let (style, lists) = (self.style, self.lists);
         let next = |out: &mut Vec<u8>| {
@@ -395,7 +394,7 @@ impl Layout {
         }
         if lists.not_null {
             next(out);
-            // wal2json leaves it empty without types.
+            // Without types, wal2json leaves the list empty.
             let count = if lists.types { columns.len() } else { 0 };
             style.array(
                 out,
@@ -415,7 +414,7 @@ impl Layout {
         out.push(b'[');
     }
 
-    /// Version 1: the lists that go with values of keys, up to the values.
+    /// Version 1: appends the lists that accompany values of keys, up to the values.
     fn put_key_lists(&self, out: &mut Vec<u8>, columns: &[usize]) {
         let style = self.style;
         out.push(b',');
@@ -440,7 +439,7 @@ impl Layout {
         out.push(b'[');
     }
 
-    /// The columns that an old row has, unless some are null.
+    /// Returns the columns of an old row, unless some are null.
     fn old_columns(&self) -> &[usize] {
         if self.relation.full_identity {
             &self.all
@@ -449,18 +448,18 @@ impl Layout {
         }
     }
 
-    /// Append `,"schema":..,"table":..`; the comma is version 2's.
+    /// Appends `,"schema":..,"table":..`; the comma is version 2's.
     pub(super) fn put_relation(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.names);
     }
 
-    /// Append the primary key, if it is wanted, with a comma before it.
+    /// Appends the primary key, if it is requested, with a comma before it.
     pub(super) fn put_primary_key(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.primary_key);
     }
 
-    /// Append a new row, with a comma before it. Columns that an inserted row lacks are always
-    /// named: a reader would take them for null. `scratch` is only memory.
+    /// Appends a new row, with a comma before it. Columns that an inserted row lacks are always
+    /// named: a reader would take them for null. `scratch` is reused memory.
     #[inline]
     pub(super) fn put_new<I: Image>(
         &self,
@@ -508,8 +507,8 @@ impl Layout {
         }
     }
 
-    /// Append what identifies the old row, with a comma before it: of `row`, which is the old one
-    /// or, where that is not in WAL because no column of the identity changed, the new one.
+    /// Appends the identity of the old row, with a comma before it. `row` is the old row; if WAL
+    /// does not have it because no column of the identity changed, it is the new one.
     #[inline]
     pub(super) fn put_identity<I: Image>(
         &self,
@@ -526,8 +525,7 @@ impl Layout {
         match self.version {
             Version::One => {
                 scratch.clear();
-                // A key has nulls in all other columns, and what is null is left out of a whole row
-                // too.
+                // A key has nulls in all other columns, and nulls of a whole row are left out too.
                 let candidates = if is_old { &self.all } else { &self.identity };
                 let present = |index: &&usize| row.state(**index) == State::Present;
                 scratch.extend(candidates.iter().filter(present));

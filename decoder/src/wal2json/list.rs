@@ -1,21 +1,21 @@
-//! Lists in option values: separated by commas, with spaces around, a backslash before a character
-//! that means itself.
+//! Lists in option values: members are separated by commas, with spaces around them; a backslash
+//! escapes the next character.
 
-/// What C's `isspace` takes for white space: the vertical tab (0x0b) too, which
-/// `u8::is_ascii_whitespace` leaves out.
+/// Returns whether C's `isspace` accepts the byte. Unlike `u8::is_ascii_whitespace`, it accepts the
+/// vertical tab (0x0b).
 pub(super) const fn is_space(byte: u8) -> bool {
     matches!(byte, b' ' | b'\t' | b'\n' | 0x0b | 0x0c | b'\r')
 }
 
-/// The members of a list, with their backslashes; `None` for what is no list: an empty member, or
-/// two words in one.
+/// Returns the members of a list, with their backslashes. `None` for an invalid list: with an empty
+/// member, or with two words in one.
 pub(super) fn split(list: &str) -> Option<Vec<&str>> {
     let members = split_loosely(list)?;
     let whole = members.iter().all(|member| !member.is_empty());
     whole.then_some(members)
 }
 
-/// The same, but members may be empty.
+/// Returns the members of a list like [`split`], but members may be empty.
 pub(super) fn split_loosely(list: &str) -> Option<Vec<&str>> {
     let bytes = list.as_bytes();
     let skip_space = |mut at: usize| {
@@ -39,8 +39,8 @@ pub(super) fn split_loosely(list: &str) -> Option<Vec<&str>> {
                 _ => at += 1,
             }
         }
-        // A backslash at the very end escapes nothing. One before a character of several bytes is
-        // in step again after it: no continuation byte is a comma, a space or a backslash.
+        // A backslash at the very end escapes nothing. After one before a character of several
+        // bytes the loop is in step again: no continuation byte is a comma, a space or a backslash.
         at = at.min(bytes.len());
         members.push(list.get(start..at)?);
         at = skip_space(at);
@@ -52,7 +52,7 @@ pub(super) fn split_loosely(list: &str) -> Option<Vec<&str>> {
     }
 }
 
-/// Where the first `wanted` is that has no backslash before it.
+/// Returns the position of the first `wanted` without a backslash before it.
 pub(super) fn find_unescaped(text: &str, wanted: u8) -> Option<usize> {
     let mut escaped = false;
     text.bytes().position(|byte| {
@@ -62,7 +62,7 @@ pub(super) fn find_unescaped(text: &str, wanted: u8) -> Option<usize> {
     })
 }
 
-/// The text without its backslashes, but for those that another one precedes.
+/// Returns the text without its backslashes, except those that another one escapes.
 pub(super) fn unescape(text: &str) -> String {
     let mut plain = String::with_capacity(text.len());
     let mut characters = text.chars();

@@ -1,14 +1,13 @@
 //! The format `wal2json`: JSON as the output plugin wal2json writes it, in its format versions 1
-//! and 2, for consumers that read that already.
+//! and 2, for existing consumers of that format.
 //!
-//! What is written was learnt from wal2json's documentation and by running it (2.5), and a test
-//! compares the two byte by byte over the same WAL. Where 2.5 writes what is no JSON, this writes
-//! what later versions do; `docs/reference/wal2json.md` lists these places.
+//! The format was learnt from wal2json's documentation and by running it (2.5), and a test compares
+//! the two byte by byte over the same WAL. If the output of 2.5 is invalid JSON, this module writes
+//! that of later versions; `docs/reference/wal2json.md` lists these cases.
 //!
-//! `options` reads the options, `selection` what they choose, `layout` prepares what a relation's
-//! changes have in common, `document` puts changes, messages and transactions together. All of it
-//! is bytes in the server's encoding, as wal2json's is, and appends to a buffer that is used again
-//! and again.
+//! `options` reads the options, `selection` chooses tables and messages, `layout` prepares the
+//! constant text of a relation's changes, `document` writes changes, messages and transactions. All
+//! text is bytes in the server's encoding, like wal2json's, and is appended to a reused buffer.
 
 mod document;
 mod escape;

@@ -1,4 +1,4 @@
-//! wal2json's options, and a few of this plugin's own.
+//! wal2json's options, and a few additional ones.
 
 use super::list;
 use super::selection::{Patterns, Prefixes};
@@ -7,7 +7,7 @@ use crate::options::OptionText;
 /// Result of reading an option.
 type Result<T> = std::result::Result<T, Error>;
 
-/// Options that only this format has: any of them asks for it.
+/// Options that only this format has: any of them implies the format.
 pub const OPTIONS: [&str; 27] = [
     "include-xids",
     "include-timestamp",
@@ -38,24 +38,24 @@ pub const OPTIONS: [&str; 27] = [
     "max-message-size",
 ];
 
-/// How many bytes of one transaction version 1 puts into one message unless it is told otherwise.
-/// Close to the 1 GB that a message, or a value of an SQL function, can have at most.
+/// Default of the most bytes of one transaction that version 1 puts into one message. Close to 1
+/// GB, the limit of a message and of a value of an SQL function.
 const MAX_MESSAGE_BYTES: usize = (1 << 30) - (64 << 10);
-/// The least that may be asked for.
+/// Smallest value that may be requested.
 const MIN_MESSAGE_BYTES: usize = 8 << 10;
 
-/// What is wrong with an option, in wal2json's words.
+/// Errors in options, with wal2json's messages.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// Not an option of this format (SQLSTATE 22023).
+    /// The format has no such option (SQLSTATE 22023).
     #[error("option \"{name}\" = \"{value}\" is unknown")]
     Unknown {
         /// The option.
         name: String,
-        /// Its value; `(null)` where it has none.
+        /// Value of the option; `(null)` if it has none.
         value: String,
     },
-    /// Not a value of this option (SQLSTATE 22023).
+    /// The option cannot have this value (SQLSTATE 22023).
     #[error("could not parse value \"{value}\" for parameter \"{option}\"")]
     Value {
         /// The option.
@@ -63,7 +63,7 @@ pub enum Error {
         /// The value.
         value: String,
     },
-    /// Not a list of what the option lists (SQLSTATE 42602).
+    /// The option's value is not a valid list (SQLSTATE 42602).
     #[error("could not parse value \"{value}\" for parameter \"{option}\"")]
     List {
         /// The option.
@@ -71,7 +71,7 @@ pub enum Error {
         /// The value.
         value: String,
     },
-    /// An option that is no more (SQLSTATE 42602).
+    /// An option that was removed (SQLSTATE 42602).
     #[error("parameter \"{0}\" was deprecated")]
     Deprecated(&'static str),
     /// A format version before the first (SQLSTATE 0A000).
@@ -85,13 +85,13 @@ pub enum Error {
 /// wal2json's format versions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Version {
-    /// One object a transaction.
+    /// One object for each transaction.
     One,
-    /// One object a row.
+    /// One object for each row.
     Two,
 }
 
-/// Which operations are written.
+/// The operations that are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(
     clippy::struct_excessive_bools,
@@ -162,22 +162,22 @@ pub struct Wal2JsonOptions {
     pub lsn: bool,
     /// `include-transaction`; version 1 ignores it.
     pub transaction: bool,
-    /// `include-unchanged-toast-marker`: say which columns are left out because their value is not
-    /// in WAL.
+    /// `include-unchanged-toast-marker`: name the columns that are left out because WAL does not
+    /// have their value.
     pub unchanged_marker: bool,
-    /// `filter-origins`: identifiers of replication origins from which nothing is written.
+    /// `filter-origins`: numbers of replication origins whose transactions are not written.
     pub filter_origins: Vec<u32>,
-    /// `filter-tables`: tables of which nothing is written.
+    /// `filter-tables`: tables whose changes are not written.
     pub filter_tables: Patterns,
-    /// `add-tables`: tables of which alone something is written.
+    /// `add-tables`: only changes of these tables are written.
     pub add_tables: Option<Patterns>,
     /// `filter-msg-prefixes`: prefixes of messages that are not written.
     pub filter_prefixes: Prefixes,
-    /// `add-msg-prefixes`: prefixes of messages that alone are written, unless it is empty.
+    /// `add-msg-prefixes`: only messages with these prefixes are written, unless it is empty.
     pub add_prefixes: Prefixes,
     /// `actions`.
     pub actions: Actions,
-    /// `max-message-size`: from how many bytes on version 1 goes on in another message.
+    /// `max-message-size`: number of bytes from which version 1 continues in another message.
     pub max_message_bytes: usize,
 }
 
@@ -215,13 +215,13 @@ impl Default for Wal2JsonOptions {
 }
 
 impl Wal2JsonOptions {
-    /// Read the options; the first one that is wrong is the error. Of a name that is given several
-    /// times the last counts, but for what wal2json adds up: the members of `filter-tables`,
-    /// `filter-origins`, `filter-msg-prefixes` and `add-msg-prefixes` are put together, until one
-    /// without a value clears the list, and `pretty-print` stays on.
+    /// Reads the options; the first invalid one is the error. If a name is given several times, the
+    /// last one counts, except where wal2json accumulates. The members of `filter-tables`,
+    /// `filter-origins`, `filter-msg-prefixes` and `add-msg-prefixes` are joined, until one without
+    /// a value clears the list. `pretty-print` stays on.
     ///
     /// # Errors
-    /// [`Error`].
+    /// [`Error`] for the first invalid option.
     pub fn parse(given: &[OptionText]) -> Result<Self> {
         let mut options = Self::default();
         for (name, value) in given {
@@ -232,7 +232,7 @@ impl Wal2JsonOptions {
 
     fn read(&mut self, name: &str, value: Option<&str>) -> Result<()> {
         if let Some((option, switch)) = self.switch(name) {
-            // wal2json never takes back the tabs and line ends that it has once been told to write.
+            // wal2json never switches `pretty-print` off again.
             let stays = *switch && option == "pretty-print";
             *switch = read_switch(option, value)? || stays;
             return Ok(());
@@ -252,7 +252,7 @@ impl Wal2JsonOptions {
                 let more = read_list("filter-tables", text, Patterns::parse)?;
                 self.filter_tables.append(more);
             }
-            // No tables at all, which is not the same as not asking for any.
+            // Selects no tables at all, unlike a missing option.
             ("add-tables", None) => self.add_tables = Some(Patterns::default()),
             ("add-tables", Some(text)) => {
                 self.add_tables = Some(read_list("add-tables", text, Patterns::parse)?);
@@ -267,10 +267,10 @@ impl Wal2JsonOptions {
                 let more = read_list("add-msg-prefixes", text, Prefixes::parse)?;
                 self.add_prefixes.append(more);
             }
-            // Without a value it asks for the latest.
+            // Without a value, the latest version is meant.
             ("format-version", None) => self.version = Version::Two,
             ("format-version", Some(text)) => self.version = read_version(text)?,
-            // Leaves them as an earlier one has set them.
+            // Without a value, an earlier setting stays.
             ("actions", None) => {}
             ("actions", Some(text)) => self.actions = read_actions(text)?,
             ("max-message-size", value) => {
@@ -286,7 +286,7 @@ impl Wal2JsonOptions {
         Ok(())
     }
 
-    /// The option that is on or off and has this name.
+    /// Returns the boolean option with this name.
     fn switch(&mut self, name: &str) -> Option<(&'static str, &mut bool)> {
         Some(match name {
             "include-xids" => ("include-xids", &mut self.xids),
@@ -315,20 +315,20 @@ impl Wal2JsonOptions {
         })
     }
 
-    /// Whether types are shown with their modifiers; version 2 always does.
+    /// Returns whether types are shown with their modifiers; version 2 always does.
     #[must_use]
     pub const fn formats_types(&self) -> bool {
         self.typmod || matches!(self.version, Version::Two)
     }
 
-    /// Whether values of a domain are written as its base type's are. Version 1 does where it shows
-    /// that type, version 2 does not.
+    /// Returns whether values of a domain are written like its base type's. Version 1 does so if it
+    /// shows that type, version 2 never.
     #[must_use]
     pub const fn unwraps_domains(&self) -> bool {
         self.types && self.domain_data_type && matches!(self.version, Version::One)
     }
 
-    /// Whether changes of a table are written.
+    /// Returns whether changes of a table are written.
     #[must_use]
     pub fn wants_table(&self, schema: &str, table: &str) -> bool {
         !self.filter_tables.matches(schema, table)
@@ -338,8 +338,9 @@ impl Wal2JsonOptions {
                 .is_none_or(|patterns| patterns.matches(schema, table))
     }
 
-    /// Whether changes of a table that belongs to the extension are written: only if `add-tables`
-    /// has its schema by name. Statements for other nodes, and of them, can have passwords.
+    /// Returns whether changes of one of the extension's tables are written: only if `add-tables`
+    /// has its schema by name. Statements for other nodes, and received from them, can contain
+    /// passwords, so their tables are never written.
     #[must_use]
     pub fn wants_own_table(&self, schema: &str, table: &str) -> bool {
         !matches!(table, "ddl_message" | "parked_record")
@@ -350,14 +351,14 @@ impl Wal2JsonOptions {
                 .is_some_and(|patterns| patterns.name_schema_of(schema, table))
     }
 
-    /// Put what is compared with bytes of messages, the prefixes, from UTF-8 into the encoding that
-    /// these are in. `encode` is `None` for a text that this encoding does not have.
+    /// Converts the prefixes, which are compared with bytes of messages, from UTF-8 to the
+    /// messages' encoding. `encode` returns `None` for a text that this encoding cannot represent.
     pub fn encode(&mut self, encode: impl Fn(&str) -> Option<Vec<u8>>) {
         self.filter_prefixes.encode(&encode);
         self.add_prefixes.encode(&encode);
     }
 
-    /// Whether messages with a prefix are written.
+    /// Returns whether messages with a prefix are written.
     #[must_use]
     pub fn wants_prefix(&self, prefix: &[u8]) -> bool {
         !self.filter_prefixes.has(prefix)
@@ -365,7 +366,7 @@ impl Wal2JsonOptions {
     }
 }
 
-/// A boolean as PostgreSQL reads it; an option without a value is on.
+/// Reads a boolean as PostgreSQL does; an option without a value is on.
 fn read_switch(option: &'static str, value: Option<&str>) -> Result<bool> {
     let Some(text) = value else { return Ok(true) };
     let is = |word: &str, least: usize| {
@@ -429,7 +430,7 @@ fn read_actions(text: &str) -> Result<Actions> {
     Ok(actions)
 }
 
-/// Bytes, or with a unit: `64MB`.
+/// Reads a number of bytes, optionally with a unit: `64MB`.
 fn read_size(option: &'static str, text: &str) -> Result<usize> {
     let digits = text.trim_end_matches(|character: char| character.is_ascii_alphabetic());
     let unit = match text.get(digits.len()..) {
@@ -450,8 +451,8 @@ fn read_size(option: &'static str, text: &str) -> Result<usize> {
         })
 }
 
-/// The number that a text starts with, 0 for none: what C's `atoi` makes of it where a long has 64
-/// bits, as the unsigned number of the same bits.
+/// Returns the number at the start of a text, 0 if there is none: the result of C's `atoi` with
+/// 64-bit longs, as an unsigned number.
 fn leading_number(text: &str) -> u32 {
     let (negative, digits) = match text.strip_prefix('-') {
         Some(digits) => (true, digits),
@@ -461,7 +462,7 @@ fn leading_number(text: &str) -> u32 {
     for digit in digits.bytes().take_while(u8::is_ascii_digit) {
         let digit = i64::from(digit - b'0');
         let signed = if negative { -digit } else { digit };
-        // Beyond the range of a long it stays at its end.
+        // Like `strtol`, saturate at the limits of a long.
         number = number.saturating_mul(10).saturating_add(signed);
     }
     #[expect(
@@ -473,9 +474,9 @@ fn leading_number(text: &str) -> u32 {
     number
 }
 
-/// An integer as PostgreSQL reads it in a setting without a unit (`parse_int` of
+/// Reads an integer as PostgreSQL does in a setting without a unit (`parse_int` of
 /// src/backend/utils/misc/guc.c, 15): decimal, octal after 0, hexadecimal after 0x, or a decimal
-/// fraction that is rounded; white space around.
+/// fraction that is rounded; white space around it is ignored.
 fn read_integer(text: &str) -> Option<i32> {
     let text = text.trim_matches(|character| u8::try_from(character).is_ok_and(list::is_space));
     let (negative, digits) = match text.strip_prefix('-') {
@@ -665,7 +666,7 @@ mod tests {
             (",01,", vec![0, 1, 0]),
             ("", vec![]),
             ("+1,-1,++1,+-1,--1,+", vec![1, u32::MAX, 0, 0, 0, 0]),
-            // Modulo 2^32, up to what a long holds.
+            // Modulo 2^32, saturated at the limits of a long.
             ("4294967297,-4294967295", vec![1, 1]),
             (
                 "9223372036854775807,18446744073709551617",
@@ -679,7 +680,7 @@ mod tests {
         }
     }
 
-    /// Several of a name, as wal2json 2.5 takes them.
+    /// Repeated options, as wal2json 2.5 handles them.
     #[test]
     fn repeated() {
         let parse = |lines: &str| {
@@ -748,7 +749,7 @@ mod tests {
         assert!(parse("pretty-print=1 pretty-print=0").unwrap().pretty);
         assert!(parse("pretty-print=0 pretty-print").unwrap().pretty);
         assert!(!parse("write-in-chunks write-in-chunks=0").unwrap().chunks);
-        // What is wrong is an error wherever it stands.
+        // An invalid option is an error in any position.
         assert!(parse("filter-tables=t filter-tables").is_err());
         assert!(parse("filter-tables=s.t filter-tables=t").is_err());
         assert!(parse("pretty-print=1 pretty-print=x").is_err());
@@ -766,7 +767,7 @@ mod tests {
         assert!(!options.wants_table("secret", "a"));
         assert!(!options.wants_table("public", "c"));
         assert!(options.wants_prefix(b"y") && !options.wants_prefix(b"x"));
-        // A table of the extension is asked for by name.
+        // A table of the extension must be requested by name.
         for (add, filter, wanted) in [
             (None, None, false),
             (Some("*.*"), None, false),
@@ -790,7 +791,7 @@ mod tests {
         assert!(all.wants_own_table("braid", "ddl_entry"));
         assert!(!all.wants_own_table("braid", "ddl_message"));
         assert!(!all.wants_own_table("braid", "parked_record"));
-        // An empty list of tables is a list all the same; an empty list of prefixes is none.
+        // An empty list of tables selects none; an empty list of prefixes selects all.
         let empty = parse(&[("add-tables", ""), ("add-msg-prefixes", "")]).unwrap();
         assert!(!empty.wants_table("public", "a"));
         assert!(empty.wants_prefix(b"y"));

@@ -1,8 +1,8 @@
-//! What the options choose: tables by pattern, messages by prefix.
+//! The options' selection: tables by pattern, messages by prefix.
 
 use super::list;
 
-/// A name, or any.
+/// A pattern for a name: one name, or any.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum NamePattern {
     Any,
@@ -31,7 +31,7 @@ impl NamePattern {
 pub struct Patterns(Vec<(NamePattern, NamePattern)>);
 
 impl Patterns {
-    /// Read a list; `None` for what is none, or has a member without a schema.
+    /// Parses a list; `None` if it is invalid, or has a member without a schema.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let parse = |member: &str| {
@@ -45,12 +45,12 @@ impl Patterns {
         members.map(Self)
     }
 
-    /// Add the members of another list.
+    /// Adds the members of another list.
     pub fn append(&mut self, mut more: Self) {
         self.0.append(&mut more.0);
     }
 
-    /// Whether a member that says this schema by name has a table in it.
+    /// Returns whether a member that names this schema explicitly matches the table.
     #[must_use]
     pub fn name_schema_of(&self, schema: &str, table: &str) -> bool {
         self.0.iter().any(|(schemas, tables)| {
@@ -58,7 +58,7 @@ impl Patterns {
         })
     }
 
-    /// Whether a table is in the list.
+    /// Returns whether the list matches a table.
     #[must_use]
     pub fn matches(&self, schema: &str, table: &str) -> bool {
         self.0
@@ -67,19 +67,19 @@ impl Patterns {
     }
 }
 
-/// A list of prefixes. wal2json compares them as they are written, backslashes included.
+/// A list of prefixes. wal2json compares them literally, with their backslashes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Prefixes(Vec<Vec<u8>>);
 
 impl Prefixes {
-    /// Read a list; `None` for what is none.
+    /// Parses a list; `None` if it is invalid.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         list::split(text).map(|members| Self(members.into_iter().map(Vec::from).collect()))
     }
 
-    /// Put them from UTF-8 into the encoding that messages are in. What that lacks stays as it is:
-    /// no message has it.
+    /// Converts the prefixes from UTF-8 to the messages' encoding. One that this encoding cannot
+    /// represent stays as it is: no message has it.
     pub(super) fn encode(&mut self, encode: impl Fn(&str) -> Option<Vec<u8>>) {
         for member in &mut self.0 {
             if let Some(there) = std::str::from_utf8(member).ok().and_then(&encode) {
@@ -88,18 +88,18 @@ impl Prefixes {
         }
     }
 
-    /// Add the members of another list.
+    /// Adds the members of another list.
     pub fn append(&mut self, mut more: Self) {
         self.0.append(&mut more.0);
     }
 
-    /// Whether there are none.
+    /// Returns whether the list is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether a prefix is in the list.
+    /// Returns whether a prefix is in the list.
     #[must_use]
     pub fn has(&self, prefix: &[u8]) -> bool {
         self.0.iter().any(|member| member == prefix)
