@@ -1,7 +1,7 @@
-//! Numbers of PostgreSQL's built-in types, which are the same in every database, by name
+//! OIDs of PostgreSQL's built-in types, which are the same in every database, by name
 //! (src/include/catalog/pg_type.dat, 15 to 18).
 
-/// By the names that a schema record has, and those that SQL has for them.
+/// OIDs by the names in schema records, and by SQL's names.
 const TYPES: [(&str, u32); 56] = [
     ("bool", 16),
     ("boolean", 16),
@@ -61,7 +61,7 @@ const TYPES: [(&str, u32); 56] = [
     ("jsonb", 3802),
 ];
 
-/// The number of a built-in type; `None` for a name that none has.
+/// Returns the OID of a built-in type; `None` for any other name.
 pub(crate) fn type_oid(name: &str) -> Option<u32> {
     TYPES
         .iter()

@@ -1,11 +1,11 @@
-//! Dates of the proleptic Gregorian calendar from day numbers, and back.
+//! Converts day numbers to dates of the proleptic Gregorian calendar, and back.
 //!
-//! The calendar repeats every 400 years, and a year that starts in March has its leap day at its
-//! end. Counted like this the month and day follow from the day of the year by arithmetic alone,
-//! without a table and without a loop.
+//! The calendar repeats every 400 years, and in a year that starts in March the leap day is the
+//! last day. So the month and day follow from the day of the year by arithmetic alone, without a
+//! table or a loop.
 
 const DAYS_PER_CYCLE: i64 = 146_097;
-/// From 0000-03-01 to 1970-01-01.
+/// Days from 0000-03-01 to 1970-01-01.
 const DAYS_BEFORE_EPOCH: i64 = 719_468;
 
 /// A calendar date. Year 0 is 1 BC.
@@ -17,13 +17,13 @@ pub(crate) struct Date {
 }
 
 impl Date {
-    /// The date `days` after 1970-01-01.
+    /// Returns the date `days` after 1970-01-01.
     pub(crate) fn from_days(days: i64) -> Self {
         let days = days.saturating_add(DAYS_BEFORE_EPOCH);
         let cycle = days.div_euclid(DAYS_PER_CYCLE);
         let day_of_cycle = days.rem_euclid(DAYS_PER_CYCLE);
-        // Taking out the leap days before it (one in 4 years, not in 100, but in 400) leaves years
-        // of 365 days.
+        // Without the earlier leap days (one in 4 years, not in 100, but in 400) all years have 365
+        // days.
         let leap_days = day_of_cycle / 1_460 - day_of_cycle / 36_524 + day_of_cycle / 146_096;
         let year_of_cycle = (day_of_cycle - leap_days) / 365;
         let day_of_year =
@@ -43,8 +43,8 @@ impl Date {
         }
     }
 
-    /// Days since 1970-01-01; `None` for a date that does not exist, and for years far outside of
-    /// PostgreSQL's.
+    /// Returns the days since 1970-01-01. `None` for a date that does not exist, and for years far
+    /// outside of PostgreSQL's range.
     pub(crate) fn to_days(self) -> Option<i64> {
         if self.year.unsigned_abs() > 100_000_000 || !(1..=12).contains(&self.month) {
             return None;
@@ -59,7 +59,7 @@ impl Date {
         let day_of_year = (month_from_march * 153 + 2) / 5 + self.day - 1;
         let days = cycle * DAYS_PER_CYCLE + year_of_cycle * 365 + leap_days + day_of_year
             - DAYS_BEFORE_EPOCH;
-        // A day that its month does not have is some other date.
+        // For a day that the month does not have, the result is another date.
         (Self::from_days(days) == self).then_some(days)
     }
 }

@@ -1,33 +1,33 @@
 //! Insert, update and delete.
 //!
 //! Layout: u32 schema number, u8 flags (bits 0-1 before image: 0 none, 1 key, 2 whole row; bit 2:
-//! the change can't be keyed and is a barrier for its whole table; an insert has no before image, a
-//! delete always has one), u8 number of key hashes, the hashes as u64, then the before image if
-//! there is one, then the after image for insert and update.
+//! barrier, as a key of the change is not known), u8 number of key hashes, the hashes as u64, then
+//! the before image if there is one, then the after image for insert and update. An insert has no
+//! before image, a delete always has one.
 //!
 //! The hashes are the writeset: one for each unique key of the before and after images. Equal keys
-//! have equal hashes. The leader reads them with [`ChangeHeader`], which does not touch the images.
+//! have equal hashes. The leader reads them with [`ChangeHeader`], which does not parse the images.
 
 use crate::error::{Error, Result};
 use crate::image::Image;
 use crate::schema::SchemaNumber;
 use crate::wire::Cursor;
 
-/// What was done to a row.
+/// The kind of a row's change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation {
     /// A new row.
     Insert,
     /// A changed row.
     Update,
-    /// A removed row.
+    /// A deleted row.
     Delete,
 }
 
-/// What a before image holds.
+/// Content of a before image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BeforeKind {
-    /// There is no before image: an insert, or an update that left the key as it was.
+    /// No before image: an insert, or an update that did not change the key.
     Absent,
     /// Only the replica identity's columns; the others are None.
     Key,
@@ -54,7 +54,7 @@ pub struct Writeset<'a> {
 }
 
 impl<'a> Writeset<'a> {
-    /// The hashes in the order in which they were written.
+    /// Returns the hashes in the order in which they were written.
     pub fn hashes(&self) -> impl Iterator<Item = u64> + 'a {
         self.bytes
             .as_chunks::<8>()
@@ -63,13 +63,13 @@ impl<'a> Writeset<'a> {
             .map(|raw| u64::from_le_bytes(*raw))
     }
 
-    /// Number of hashes, at most 255.
+    /// Returns the number of hashes, at most 255.
     #[must_use]
     pub fn len(&self) -> usize {
         self.bytes.len() / 8
     }
 
-    /// Whether there is none.
+    /// Returns whether there is no hash.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
@@ -79,13 +79,13 @@ impl<'a> Writeset<'a> {
 /// The part of a change that scheduling needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChangeHeader<'a> {
-    /// Which relation, in which shape.
+    /// Number of the relation's schema.
     pub schema: SchemaNumber,
-    /// What the before image holds.
+    /// Content of the before image.
     pub before: BeforeKind,
     /// The change orders with every other change of its table.
     pub barrier: bool,
-    /// Its key hashes.
+    /// Key hashes of the change.
     pub writeset: Writeset<'a>,
 }
 
@@ -123,8 +123,8 @@ impl<'a> ChangeHeader<'a> {
         })
     }
 
-    /// Append a change's header; the images follow it. Too many keys to list make the change a
-    /// barrier.
+    /// Appends a change's header; the images follow it. If there are too many keys, the change
+    /// becomes a barrier.
     pub(crate) fn write(
         out: &mut Vec<u8>,
         schema: SchemaNumber,
@@ -148,7 +148,8 @@ impl<'a> ChangeHeader<'a> {
     }
 }
 
-/// A delete without a before image could not be applied, and an insert with one has no meaning.
+/// Checks the before image: an insert must not have one, and a delete without one could not be
+/// applied.
 pub(crate) fn check_before(operation: Operation, before: BeforeKind) -> Result<()> {
     let what = match (operation, before == BeforeKind::Absent) {
         (Operation::Insert, false) => "before image of an insert",
@@ -168,9 +169,9 @@ pub struct Change<'a> {
     pub operation: Operation,
     /// Relation and keys.
     pub header: ChangeHeader<'a>,
-    /// The row, or its key, before the change; never there for insert, always for delete.
+    /// The row, or its key, before the change; `None` for insert, always present for delete.
     pub before: Option<Image<'a>>,
-    /// The row after it; always there for insert and update, never for delete.
+    /// The row after the change; always present for insert and update, `None` for delete.
     pub after: Option<Image<'a>>,
 }
 

@@ -1,10 +1,10 @@
-//! What can be wrong with bytes that claim to be GIR.
+//! Errors in bytes that should be GIR.
 
 /// Result of reading GIR.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why bytes are not valid GIR. A record is the unit that is accepted or refused;
-/// [`crate::Reader::position`] says which it was.
+/// Reason why bytes are not valid GIR. A record is accepted or refused as a whole;
+/// [`crate::Reader::position`] tells which record it was.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// The input ends inside an item.
@@ -54,7 +54,7 @@ pub enum Error {
         /// The value that was read.
         value: i64,
     },
-    /// Something is too large for the field that counts it.
+    /// A value is too large for the field that counts it.
     #[error("{0} is too large for a GIR record")]
     TooLarge(&'static str),
     /// A change or truncate refers to a schema that the stream did not announce.
@@ -68,8 +68,8 @@ pub enum Error {
         /// Columns of the schema.
         expected: usize,
     },
-    /// A schema has two columns of one name, so that an image can't be an object with a member for
-    /// each.
+    /// A schema has two columns with the same name, so an image cannot be an object with a member
+    /// for each.
     #[error("column name \"{0}\" is there twice")]
     RepeatedColumn(String),
 }

@@ -1,8 +1,7 @@
 //! A row image: the values of a row before or after a change.
 //!
-//! Layout: u16 number of columns, then one value each, in the schema record's column order. An
-//! image of the key alone has all columns too, with the value None for those that are not in the
-//! key.
+//! Layout: u16 number of columns, then one value each, in the column order of the schema record. An
+//! image that is only a key has all columns too; those that are not in the key have the value None.
 
 use crate::error::{Error, Result};
 use crate::value::Value;
@@ -32,10 +31,10 @@ impl<'a> Image<'a> {
         out.extend_from_slice(self.values);
     }
 
-    /// Reads an image that is all of `bytes`, such as the content of a message.
+    /// Reads an image from all of `bytes`, for example the content of a message.
     ///
     /// # Errors
-    /// Any [`Error`] that the bytes deserve; bytes left over are one.
+    /// Any [`Error`] in the bytes; bytes left over are one.
     pub fn read_alone(bytes: &'a [u8]) -> Result<Self> {
         let mut cursor = Cursor::new(bytes);
         let image = Self::read(&mut cursor)?;
@@ -43,25 +42,25 @@ impl<'a> Image<'a> {
         Ok(image)
     }
 
-    /// Number of columns.
+    /// Returns the number of columns.
     #[must_use]
     pub fn columns(&self) -> u16 {
         self.columns
     }
 
-    /// Bytes that the values take in the record.
+    /// Returns the size of the values in the record, in bytes.
     #[must_use]
     pub fn size(&self) -> usize {
         self.values.len()
     }
 
-    /// The values as they are in the record.
+    /// Returns the encoded values.
     #[must_use]
     pub fn bytes(&self) -> &'a [u8] {
         self.values
     }
 
-    /// The values in column order.
+    /// Returns the values in column order.
     #[must_use]
     pub fn values(&self) -> Values<'a> {
         Values {
@@ -96,7 +95,7 @@ impl<'a> Iterator for Values<'a> {
     }
 }
 
-/// Writes a row image column by column; the count is filled in when the record ends.
+/// Writes a row image column by column; the count is filled in at the end.
 #[derive(Debug)]
 pub struct ImageWriter<'b> {
     out: &'b mut Vec<u8>,
@@ -117,8 +116,8 @@ impl<'b> ImageWriter<'b> {
         }
     }
 
-    /// Appends to `out` an image that stands alone, whose columns `fill` writes. After an error
-    /// nothing is appended.
+    /// Appends a separate image to `out`, whose columns `fill` writes. After an error nothing is
+    /// appended.
     ///
     /// # Errors
     /// [`Error::TooLarge`], or whatever `fill` returns.
@@ -135,8 +134,8 @@ impl<'b> ImageWriter<'b> {
         written
     }
 
-    /// Append the next column's value. One that no reader would accept (a time of day outside its
-    /// day) makes the whole record an error.
+    /// Appends the next column's value. A value that no reader would accept (a time of day outside
+    /// its day) makes the whole record an error.
     #[inline]
     pub fn put(&mut self, value: &Value<'_>) {
         if let Value::DateTime(date_time) = value
@@ -148,7 +147,7 @@ impl<'b> ImageWriter<'b> {
         self.columns += 1;
     }
 
-    /// Set the column count.
+    /// Sets the column count.
     pub(crate) fn finish(self) -> Result<()> {
         if let Some(error) = self.refused {
             return Err(error);

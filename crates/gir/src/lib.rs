@@ -1,10 +1,10 @@
 //! GIR, the General Internal Representation of a change (after Alibaba DTS, PVLDB 17(12), 2024,
 //! section 3): the record model, its binary codec, and its JSON.
 //!
-//! Pure Rust, no process of its own, and usable without PostgreSQL: the output plugin writes
-//! records with [`Writer`], the leader, the appliers and programs elsewhere read them in place with
-//! [`Reader`]. Reading borrows from the input and allocates nothing; any input, however broken,
-//! gives an [`Error`] and never a panic. The bytes are described in `docs/PROTOCOL.md`.
+//! Pure Rust, no process of its own, and usable without PostgreSQL. The output plugin writes
+//! records with [`Writer`]; the leader, the appliers and other programs read them in place with
+//! [`Reader`]. Reading borrows from the input and allocates nothing. Invalid input leads to an
+//! [`Error`], never to a panic. The bytes are described in `docs/PROTOCOL.md`.
 //!
 //! # Reading a stream
 //!
@@ -60,8 +60,8 @@
 //! # Ok::<(), braid_gir::Error>(())
 //! ```
 //!
-//! An [`Error`] says what is wrong with a record, [`Reader::position`] which one it is. Whether
-//! records come in the order that they have to is [`StreamOrder`]'s to say:
+//! An [`Error`] says what is wrong with a record, [`Reader::position`] which one it is.
+//! [`StreamOrder`] checks the order of records:
 //!
 //! ```
 //! use braid_gir::{Reader, StreamOrder};
@@ -88,8 +88,8 @@
 //!
 //! # JSON
 //!
-//! [`JsonWriter`] writes a stream's records as JSON objects, [`JsonReader`] reads them back, or
-//! such as were written elsewhere (`docs/gir.schema.json` says what they look like):
+//! [`JsonWriter`] writes a stream's records as JSON objects. [`JsonReader`] reads these, and
+//! objects of other programs (`docs/gir.schema.json` defines their form):
 //!
 //! ```
 //! use braid_gir::{JsonOptions, JsonReader, JsonWriter, Reader, Writer};
@@ -121,11 +121,11 @@
 //!
 //! # Text
 //!
-//! [`render()`] shows a record as a line of text, [`render_to`] writes it piece by piece, and
-//! [`Value::to_text`] gives a value the text that PostgreSQL's input functions take.
+//! [`render()`] returns a record as a line of text, [`render_to`] writes the line in parts, and
+//! [`Value::to_text`] returns a value as text that PostgreSQL's input functions accept.
 //!
-//! Not for: deciding anything about a change. What to emit is `decoder`'s, what to do with it
-//! `bgworker`'s.
+//! Not for: decisions about changes. `decoder` decides what is emitted, `bgworker` how it is
+//! applied.
 #![forbid(unsafe_code)]
 
 mod builtin;

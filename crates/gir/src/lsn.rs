@@ -1,6 +1,7 @@
-//! Positions in the WAL as text.
+//! WAL positions as text.
 
-/// A position from PostgreSQL's text form, `X/Y`: two hexadecimal numbers of up to eight digits.
+/// Parses a position in PostgreSQL's text form, `X/Y`: two hexadecimal numbers of up to eight
+/// digits.
 #[must_use]
 pub fn parse_lsn(text: &str) -> Option<u64> {
     let (high, low) = text.split_once('/')?;
@@ -11,7 +12,7 @@ pub fn parse_lsn(text: &str) -> Option<u64> {
     Some(u64::from(half(high)?) << 32 | u64::from(half(low)?))
 }
 
-/// A position as PostgreSQL writes it.
+/// Returns a position in PostgreSQL's text form.
 #[must_use]
 pub fn lsn_text(lsn: u64) -> String {
     format!("{:X}/{:X}", lsn >> 32, lsn & 0xffff_ffff)

@@ -9,11 +9,11 @@ use crate::wire::{Cursor, put_byte_string, put_name};
 /// A logical message, borrowed from the record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Message<'a> {
-    /// Part of the transaction in which it stands.
+    /// The message is part of the transaction around it.
     pub transactional: bool,
-    /// Its LSN in the sender's WAL.
+    /// LSN of the message in the sender's WAL.
     pub lsn: u64,
-    /// Says whose message it is.
+    /// Identifies the sender of the message.
     pub prefix: &'a str,
     /// The content.
     pub content: &'a [u8],

@@ -1,9 +1,9 @@
-//! The order of a stream's records (docs/PROTOCOL.md, section 3): what is missing, comes twice or
-//! comes too late is found here, where [`crate::Reader`] takes each record for itself.
+//! Checks the order of a stream's records (docs/PROTOCOL.md, section 3). Missing, repeated and late
+//! records are found here, as [`crate::Reader`] handles each record separately.
 //!
-//! For readers that trust nothing. Records that come only with an option are taken wherever they
-//! may stand. Memory is two bytes for each schema, which takes more in the stream, and one id for
-//! each transaction that came in segments and has not ended.
+//! For readers that trust nothing. Records that depend on an option of the stream are accepted
+//! wherever they are allowed. Memory: two bytes for each schema, which takes more in the stream,
+//! and one id for each transaction that came in segments and has not ended.
 //!
 //! Not for: images, whose values the record's own reader has checked.
 
@@ -18,33 +18,33 @@ use crate::schema::SchemaNumber;
 use crate::segment::{Abort, SegmentStart};
 use crate::transaction::{Begin, Commit};
 
-/// Prefix of the messages that say how far the server is; alone of all records they may stand
-/// before the stream header.
+/// Prefix of the messages that report the server's position. Only these records may precede the
+/// stream header.
 const POSITION_PREFIX: &str = "braid.position";
 
-/// Why a record may not stand where it does.
+/// Reason why a record is not allowed in its place.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum OrderError {
-    /// A record of another kind has to come here.
+    /// A record of another kind was required.
     #[error("{} where {expected} was expected", found.name())]
     Unexpected {
-        /// What came.
+        /// The record that came.
         found: Tag,
-        /// What may come here.
+        /// The allowed records.
         expected: &'static str,
     },
-    /// Schema numbers start at 0 and grow by one.
+    /// Schema numbers start at 0 and increase by one.
     #[error("schema {found} where schema {expected} was expected")]
     SchemaNumber {
-        /// What came.
+        /// The number that came.
         found: u32,
-        /// What has to come.
+        /// The required number.
         expected: usize,
     },
-    /// A change or Truncate of a schema that did not come, or an image that is not of its schema.
+    /// A change or Truncate of an unannounced schema, or an image that does not match its schema.
     #[error(transparent)]
     Schema(#[from] Error),
-    /// A Commit or Prepare of another transaction than the one that is open.
+    /// A Commit or Prepare of another transaction than the open one.
     #[error("end of the transaction at {} where that of the transaction at {} was expected", lsn_text(*.found), lsn_text(*.expected))]
     OtherTransaction {
         /// LSN in the record.
@@ -52,33 +52,33 @@ pub enum OrderError {
         /// LSN in the record that opened the transaction.
         expected: u64,
     },
-    /// A transaction comes again, or too late: transactions come in the order of their ends.
+    /// A transaction came again, or too late: transactions come in the order of their ends.
     #[error("transaction at {} after one that ends at {}", lsn_text(*.found), lsn_text(*.after))]
     Backward {
         /// LSN in the record.
         found: u64,
-        /// Where the transaction before it ended.
+        /// End of the previous transaction.
         after: u64,
     },
-    /// Something is said of a transaction of which no segment came, or which has ended.
+    /// A record refers to a transaction of which no segment came, or which has ended.
     #[error("transaction {0}, of which no segment came")]
     NoSegment(u32),
-    /// A segment is the first of its transaction, of which segments came before.
+    /// A segment claims to be the first of its transaction, but others came before.
     #[error("first segment of transaction {0}, of which segments came before")]
     FirstSegment(u32),
 }
 
-/// What is open.
+/// The place in the stream.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum Place {
-    /// The stream header has not come.
+    /// Before the stream header.
     #[default]
     Start,
     /// Outside of all transactions.
     Between,
     /// From the Begin of the transaction at this LSN to its Commit.
     Transaction(u64),
-    /// From its Begin prepared to its Prepare.
+    /// From the Begin prepared of the transaction at this LSN to its Prepare.
     Prepared(u64),
     /// From a Segment start to the segment's end.
     Segment,
@@ -96,38 +96,38 @@ impl Place {
     }
 }
 
-/// Sees each record of a stream and says which of them may not stand where it does. One for each
-/// stream: a new connection starts a new one.
+/// Checks each record of a stream. One for each stream: a new connection needs a new one.
 #[derive(Debug, Clone, Default)]
 pub struct StreamOrder {
     place: Place,
     /// Number of columns of each schema.
     schemas: Vec<u16>,
-    /// Where the last transaction ended that ended.
+    /// End of the last finished transaction.
     end: u64,
-    /// Transactions of which segments came, and no end.
+    /// Transactions of which segments came, but no end.
     running: HashSet<u32>,
 }
 
 type Result = std::result::Result<(), OrderError>;
 
 impl StreamOrder {
-    /// A stream of which nothing has come.
+    /// Returns the state before the first record.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Whether a transaction, up to its Commit or Prepare, or a segment, up to its end, is open.
+    /// Returns whether a transaction (up to its Commit or Prepare) or a segment (up to its end) is
+    /// open.
     #[must_use]
     pub fn is_open(&self) -> bool {
         !matches!(self.place, Place::Start | Place::Between)
     }
 
-    /// The next record. After an error the stream is of no more use.
+    /// Checks the next record. After an error the stream must not be continued.
     ///
     /// # Errors
-    /// [`OrderError`], when the record may not stand here.
+    /// [`OrderError`] if the record is not allowed here.
     pub fn see(&mut self, record: &Record<'_>) -> Result {
         match record {
             Record::StreamHeader(_) => {
@@ -179,7 +179,8 @@ impl StreamOrder {
             (Record::CommitPrepared(prepared), Place::Between) => {
                 self.forward(&prepared.begin)?;
                 self.end = prepared.end_lsn;
-                // It may have come in segments once more since its Prepare was confirmed.
+                // After its Prepare was confirmed, segments of the transaction may have come once
+                // more.
                 self.running.remove(&prepared.begin.xid);
                 Ok(())
             }
@@ -249,7 +250,7 @@ impl StreamOrder {
         Ok(())
     }
 
-    /// A transaction comes, or has ended: not before the last one ended.
+    /// Checks that a transaction does not come before the end of the previous one.
     fn forward(&self, begin: &Begin<'_>) -> Result {
         if begin.commit_lsn < self.end {
             return Err(OrderError::Backward {
@@ -294,7 +295,7 @@ impl StreamOrder {
         Ok(())
     }
 
-    /// A transaction that came in segments has ended.
+    /// Ends a transaction that came in segments.
     fn streamed(&mut self, xid: u32) -> Result {
         if !self.running.remove(&xid) {
             return Err(OrderError::NoSegment(xid));

@@ -1,4 +1,4 @@
-//! Where in a frame a record stands, for the errors that readers report.
+//! Places of records in a frame, for the errors that readers report.
 
 use std::fmt;
 
@@ -7,16 +7,16 @@ use crate::record::Tag;
 /// A record's place in its frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Position {
-    /// Its number, counted from 1; 0 where none was read.
+    /// Number of the record, from 1; 0 before the first.
     pub record: usize,
-    /// Bytes before it in the frame.
+    /// Bytes before the record in the frame.
     pub offset: usize,
-    /// Its first byte, which says what it is; `None` where none was read.
+    /// First byte of the record, its tag; `None` before the first record.
     pub tag: Option<u8>,
 }
 
 impl Position {
-    /// What the record is, as docs/PROTOCOL.md calls it, or its tag where that is unknown.
+    /// Returns the record's name in docs/PROTOCOL.md, or its tag if that is unknown.
     #[must_use]
     pub fn kind(&self) -> String {
         match self.tag {
@@ -28,7 +28,7 @@ impl Position {
         }
     }
 
-    /// What is wrong there.
+    /// Adds the position to an error.
     pub fn error<E>(self, error: E) -> Located<E> {
         Located {
             position: self,
@@ -37,7 +37,7 @@ impl Position {
     }
 }
 
-/// `record 3 (Update, at byte 120)`.
+/// Writes `record 3 (Update, at byte 120)`.
 impl fmt::Display for Position {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (record, kind, offset) = (self.record, self.kind(), self.offset);
@@ -45,12 +45,12 @@ impl fmt::Display for Position {
     }
 }
 
-/// An error, and the record that it is of: [`crate::Error`], or [`crate::OrderError`].
+/// An error with the position of its record: [`crate::Error`], or [`crate::OrderError`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{position}: {error}")]
 pub struct Located<E> {
-    /// The record.
+    /// Position of the record.
     pub position: Position,
-    /// What is wrong with it.
+    /// The error in the record.
     pub error: E,
 }

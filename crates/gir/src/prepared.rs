@@ -1,25 +1,24 @@
-//! Transactions that are prepared (PREPARE TRANSACTION) and sent then, before it is known what
-//! becomes of them.
+//! Prepared transactions (PREPARE TRANSACTION), which are sent when they are prepared, before their
+//! outcome is known.
 //!
-//! Begin prepared, commit prepared, streamed prepare: what a Begin has, of the record of PREPARE or
-//! COMMIT PREPARED, then u64 LSN of the end of that record and the name that the transaction was
-//! given. Prepare: what a Commit has, of the record of PREPARE. Rollback prepared: what these have,
-//! of the record of ROLLBACK PREPARED, then u64 LSN of the end of the record of PREPARE, i64 time
-//! of PREPARE.
+//! Begin prepared, commit prepared, streamed prepare: the fields of a Begin for the record of
+//! PREPARE or COMMIT PREPARED, then u64 LSN of the end of that record and the transaction's global
+//! id. Prepare: the fields of a Commit for the record of PREPARE. Rollback prepared: the fields of
+//! these for the record of ROLLBACK PREPARED, then u64 LSN of the end of the record of PREPARE, i64
+//! time of PREPARE.
 
 use crate::error::Result;
 use crate::transaction::{Begin, Commit};
 use crate::wire::{Cursor, put_name};
 
-/// A step of a prepared transaction: it begins, or, in segments, has ended; or what was prepared is
-/// committed.
+/// A step of a prepared transaction: its begin, its end if it came in segments, or its commit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Prepared<'a> {
-    /// Of which transaction, when and where: of the record of PREPARE, or of COMMIT PREPARED.
+    /// Transaction, time and position: those of the record of PREPARE, or of COMMIT PREPARED.
     pub begin: Begin<'a>,
-    /// LSN just past that record: what a subscriber confirms.
+    /// LSN just past that record, which a subscriber confirms.
     pub end_lsn: u64,
-    /// The name that was given to the transaction.
+    /// Global id of the transaction.
     pub gid: &'a str,
 }
 
@@ -38,7 +37,7 @@ impl<'a> Prepared<'a> {
         put_name(out, self.gid, "global transaction id")
     }
 
-    /// The Commit that a transaction which is not prepared would end with.
+    /// Returns the Commit that the transaction would end with if it were not prepared.
     #[must_use]
     pub fn commit(&self) -> Commit {
         Commit {
@@ -49,14 +48,14 @@ impl<'a> Prepared<'a> {
     }
 }
 
-/// What was prepared is rolled back.
+/// A prepared transaction is rolled back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RollbackPrepared<'a> {
-    /// Of which transaction, when and where: of the record of ROLLBACK PREPARED.
+    /// Transaction, time and position: those of the record of ROLLBACK PREPARED.
     pub prepared: Prepared<'a>,
     /// LSN just past the record of PREPARE.
     pub prepare_end_lsn: u64,
-    /// When it was prepared, microseconds since 1970-01-01 UTC.
+    /// Time of PREPARE, microseconds since 1970-01-01 UTC.
     pub prepare_timestamp: i64,
 }
 

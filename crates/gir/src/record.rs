@@ -17,7 +17,7 @@ use crate::transaction::{Begin, Commit};
 use crate::truncate::Truncate;
 use crate::wire::Cursor;
 
-/// Bytes before a record's body.
+/// Size of a record's header, in bytes.
 const HEADER: usize = 5;
 
 /// A record's kind.
@@ -46,17 +46,17 @@ pub enum Tag {
     SegmentStart = b'G',
     /// End of a segment.
     SegmentStop = b'E',
-    /// Whose changes follow in a segment.
+    /// Subtransaction of the segment's next changes.
     Subtransaction = b'X',
     /// [`Abort`].
     Abort = b'A',
     /// [`StreamedCommit`].
     StreamedCommit = b'F',
-    /// [`Prepared`], the start of one.
+    /// [`Prepared`], the start of a prepared transaction.
     BeginPrepared = b'P',
     /// [`Commit`], of PREPARE.
     Prepare = b'Q',
-    /// [`Prepared`], of which segments came.
+    /// [`Prepared`], the end of one that came in segments.
     StreamedPrepare = b'J',
     /// [`Prepared`], committed.
     CommitPrepared = b'K',
@@ -65,7 +65,7 @@ pub enum Tag {
 }
 
 impl Tag {
-    /// As docs/PROTOCOL.md calls such a record.
+    /// Returns the record's name in docs/PROTOCOL.md.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -125,7 +125,7 @@ impl Tag {
 /// One record, borrowed from its frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Record<'a> {
-    /// First record of a stream.
+    /// The first record of a stream.
     StreamHeader(StreamHeader<'a>),
     /// Shape of a relation.
     Schema(Schema<'a>),
@@ -149,15 +149,15 @@ pub enum Record<'a> {
     Abort(Abort),
     /// A transaction of which segments came has committed.
     StreamedCommit(StreamedCommit<'a>),
-    /// Start of a transaction that is prepared, and may be rolled back yet.
+    /// Start of a prepared transaction, which may still be rolled back.
     BeginPrepared(Prepared<'a>),
-    /// End of such a transaction.
+    /// End of a prepared transaction.
     Prepare(Commit),
     /// A transaction of which segments came is prepared.
     StreamedPrepare(Prepared<'a>),
-    /// What was prepared has committed.
+    /// A prepared transaction has committed.
     CommitPrepared(Prepared<'a>),
-    /// What was prepared was rolled back.
+    /// A prepared transaction was rolled back.
     RollbackPrepared(RollbackPrepared<'a>),
 }
 
@@ -166,14 +166,14 @@ pub enum Record<'a> {
 pub struct Reader<'a> {
     frame: &'a [u8],
     cursor: Cursor<'a>,
-    /// Bytes from the start of the record that was read last to the end of the frame.
+    /// Bytes from the start of the last record to the end of the frame.
     from: usize,
-    /// Records that were read, one that was refused included.
+    /// Number of records that were read, including a refused one.
     records: usize,
 }
 
 impl<'a> Reader<'a> {
-    /// Read `frame`, which holds whole records.
+    /// Returns a reader of `frame`, which consists of whole records.
     #[must_use]
     pub fn new(frame: &'a [u8]) -> Self {
         Self {
@@ -184,20 +184,20 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Whether the frame is used up.
+    /// Returns whether the whole frame was read.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.cursor.is_empty()
     }
 
-    /// Bytes of the frame that were not read yet.
+    /// Returns the number of bytes that were not read yet.
     #[must_use]
     pub fn remaining(&self) -> usize {
         self.cursor.rest().len()
     }
 
-    /// Where the record stands that was read last, or refused. [`Position::error`] makes an error
-    /// say so.
+    /// Returns the position of the last record, which was read or refused. [`Position::error`] adds
+    /// it to an error.
     #[must_use]
     pub fn position(&self) -> Position {
         let offset = self.frame.len() - self.from;
@@ -209,7 +209,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Tag and body of the next record, the body unchecked. `None` at the end of the frame.
+    /// Returns tag and body of the next record, the body unchecked. `None` at the end of the frame.
     ///
     /// # Errors
     /// [`Error::UnknownTag`] and [`Error::Truncated`].
@@ -226,11 +226,10 @@ impl<'a> Reader<'a> {
         Ok(Some((tag, self.cursor.take(len, "record")?)))
     }
 
-    /// The next record, checked to its last byte. `None` at the end of the frame.
+    /// Returns the next record, completely checked. `None` at the end of the frame.
     ///
     /// # Errors
-    /// Any [`Error`] that the record's bytes deserve; [`Reader::position`] says of which record it
-    /// is.
+    /// Any [`Error`] in the record's bytes; [`Reader::position`] tells which record it is.
     #[inline]
     pub fn next_record(&mut self) -> Result<Option<Record<'a>>> {
         match self.next_raw()? {
@@ -241,7 +240,7 @@ impl<'a> Reader<'a> {
 }
 
 impl<'a> Record<'a> {
-    /// Its kind.
+    /// Returns the record's kind.
     #[must_use]
     pub fn tag(&self) -> Tag {
         match self {
@@ -269,10 +268,10 @@ impl<'a> Record<'a> {
         }
     }
 
-    /// Read a record's body.
+    /// Reads a record's body.
     ///
     /// # Errors
-    /// Any [`Error`] that the bytes deserve; bytes left over are one.
+    /// Any [`Error`] in the bytes; bytes left over are one.
     #[inline]
     pub fn read(tag: Tag, body: &'a [u8]) -> Result<Self> {
         let mut cursor = Cursor::new(body);
@@ -334,10 +333,10 @@ impl<'a> Record<'a> {
         Ok(record)
     }
 
-    /// Read only what scheduling needs of a change's body.
+    /// Reads only the part of a change's body that scheduling needs.
     ///
     /// # Errors
-    /// Any [`Error`] that the header's bytes deserve; the images are not looked at.
+    /// Any [`Error`] in the header's bytes; the images are not checked.
     #[inline]
     pub fn read_change_header(body: &'a [u8]) -> Result<ChangeHeader<'a>> {
         ChangeHeader::read(&mut Cursor::new(body))
@@ -346,48 +345,48 @@ impl<'a> Record<'a> {
 
 /// Appends records to a buffer that the caller owns, reuses and sends as frames.
 ///
-/// Only whole records are ever seen: where a closure that fills in a row fails, or a PostgreSQL
-/// error unwinds through it, what it wrote is dropped.
+/// Only whole records are visible: if a closure that writes a row fails, or a PostgreSQL error
+/// unwinds through it, its output is dropped.
 #[derive(Debug, Default)]
 pub struct Writer {
     out: Vec<u8>,
-    /// End of the last whole record; what lies behind it was left by a body that unwound.
+    /// End of the last whole record; bytes behind it were left by a body that unwound.
     whole: usize,
 }
 
 impl Writer {
-    /// An empty frame.
+    /// Returns an empty frame.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The frame so far.
+    /// Returns the frame so far.
     #[must_use]
     pub fn frame(&self) -> &[u8] {
         self.out.get(..self.whole).unwrap_or_default()
     }
 
-    /// Bytes so far.
+    /// Returns the number of bytes so far.
     #[must_use]
     pub fn len(&self) -> usize {
         self.whole
     }
 
-    /// Whether nothing was written since the last [`Writer::clear`].
+    /// Returns whether nothing was written since the last [`Writer::clear`].
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.whole == 0
     }
 
-    /// Start a new frame. Memory is kept, up to `keep` bytes.
+    /// Starts a new frame. Memory is kept, up to `keep` bytes.
     pub fn clear(&mut self, keep: usize) {
         self.whole = 0;
         self.out.clear();
         self.out.shrink_to(keep);
     }
 
-    /// Forget everything after `len` bytes, which must be where a record ended.
+    /// Drops everything after `len` bytes, which must be the end of a record.
     pub fn truncate_to(&mut self, len: usize) {
         self.whole = self.whole.min(len);
         self.out.truncate(self.whole);
@@ -417,7 +416,7 @@ impl Writer {
         written
     }
 
-    /// Append a stream header.
+    /// Appends a stream header.
     ///
     /// # Errors
     /// [`Error::TooLarge`] and [`Error::NulInName`].
@@ -425,7 +424,7 @@ impl Writer {
         self.record(Tag::StreamHeader, |out| header.write(out))
     }
 
-    /// Append a schema; `names` are namespace and relation, the last argument columns and keys.
+    /// Appends a schema; `names` are namespace and relation, the last argument columns and keys.
     ///
     /// # Errors
     /// [`Error::TooLarge`], [`Error::NulInName`], [`Error::UnknownTag`] for column flags that this
@@ -449,7 +448,7 @@ impl Writer {
         })
     }
 
-    /// Append a begin.
+    /// Appends a begin.
     ///
     /// # Errors
     /// [`Error::TooLarge`] and [`Error::NulInName`].
@@ -457,7 +456,7 @@ impl Writer {
         self.record(Tag::Begin, |out| begin.write(out))
     }
 
-    /// Append a commit.
+    /// Appends a commit.
     ///
     /// # Errors
     /// [`Error::TooLarge`].
@@ -468,10 +467,10 @@ impl Writer {
         })
     }
 
-    /// Append an insert, whose row `after` writes.
+    /// Appends an insert, whose row `after` writes.
     ///
     /// # Errors
-    /// [`Error::TooLarge`], or whatever `after` returns. Nothing is left in the frame then.
+    /// [`Error::TooLarge`], or any error of `after`. Then nothing is left in the frame.
     pub fn insert<E: From<Error>>(
         &mut self,
         schema: SchemaNumber,
@@ -488,10 +487,10 @@ impl Writer {
         )
     }
 
-    /// Append an update. `before` is not called when `kind` is [`BeforeKind::Absent`].
+    /// Appends an update. `before` is not called if `kind` is [`BeforeKind::Absent`].
     ///
     /// # Errors
-    /// [`Error::TooLarge`], or whatever the closures return. Nothing is left in the frame then.
+    /// [`Error::TooLarge`], or any error of the closures. Then nothing is left in the frame.
     pub fn update<E: From<Error>>(
         &mut self,
         schema: SchemaNumber,
@@ -509,11 +508,11 @@ impl Writer {
         })
     }
 
-    /// Append a delete, whose key or row `before` writes.
+    /// Appends a delete, whose key or row `before` writes.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] when `kind` is [`BeforeKind::Absent`], [`Error::TooLarge`], or
-    /// whatever `before` returns. Nothing is left in the frame then.
+    /// [`Error::OutOfRange`] if `kind` is [`BeforeKind::Absent`], [`Error::TooLarge`], or any error
+    /// of `before`. Then nothing is left in the frame.
     pub fn delete<E: From<Error>>(
         &mut self,
         schema: SchemaNumber,
@@ -528,7 +527,7 @@ impl Writer {
         })
     }
 
-    /// Append a truncate.
+    /// Appends a truncate.
     ///
     /// # Errors
     /// [`Error::TooLarge`].
@@ -543,7 +542,7 @@ impl Writer {
         })
     }
 
-    /// Append a logical message.
+    /// Appends a logical message.
     ///
     /// # Errors
     /// [`Error::TooLarge`] and [`Error::NulInName`].
@@ -551,7 +550,7 @@ impl Writer {
         self.record(Tag::Message, |out| message.write(out))
     }
 
-    /// Append the start of a segment.
+    /// Appends the start of a segment.
     ///
     /// # Errors
     /// [`Error::TooLarge`].
@@ -562,7 +561,7 @@ impl Writer {
         })
     }
 
-    /// Append the end of a segment.
+    /// Appends the end of a segment.
     ///
     /// # Errors
     /// [`Error::TooLarge`].
@@ -570,7 +569,7 @@ impl Writer {
         self.record(Tag::SegmentStop, |_| Ok(()))
     }
 
-    /// Say whose changes follow in a segment.
+    /// Appends the subtransaction of the segment's next changes.
     ///
     /// # Errors
     /// [`Error::TooLarge`].
@@ -581,7 +580,7 @@ impl Writer {
         })
     }
 
-    /// Append an abort.
+    /// Appends an abort.
     ///
     /// # Errors
     /// [`Error::TooLarge`].
@@ -592,7 +591,7 @@ impl Writer {
         })
     }
 
-    /// Append the commit of a transaction that came in segments.
+    /// Appends the commit of a transaction that came in segments.
     ///
     /// # Errors
     /// [`Error::TooLarge`] and [`Error::NulInName`].
@@ -600,7 +599,7 @@ impl Writer {
         self.record(Tag::StreamedCommit, |out| commit.write(out))
     }
 
-    /// Append the start of a transaction that is prepared.
+    /// Appends the start of a prepared transaction.
     ///
     /// # Errors
     /// [`Error::TooLarge`] and [`Error::NulInName`].
@@ -608,7 +607,7 @@ impl Writer {
         self.record(Tag::BeginPrepared, |out| prepared.write(out))
     }
 
-    /// Append the end of a transaction that is prepared.
+    /// Appends the end of a prepared transaction.
     ///
     /// # Errors
     /// [`Error::TooLarge`].
@@ -619,7 +618,7 @@ impl Writer {
         })
     }
 
-    /// Append that a transaction is prepared that came in segments.
+    /// Appends the PREPARE of a transaction that came in segments.
     ///
     /// # Errors
     /// [`Error::TooLarge`] and [`Error::NulInName`].
@@ -627,7 +626,7 @@ impl Writer {
         self.record(Tag::StreamedPrepare, |out| prepared.write(out))
     }
 
-    /// Append the commit of a prepared transaction.
+    /// Appends the commit of a prepared transaction.
     ///
     /// # Errors
     /// [`Error::TooLarge`] and [`Error::NulInName`].
@@ -635,7 +634,7 @@ impl Writer {
         self.record(Tag::CommitPrepared, |out| prepared.write(out))
     }
 
-    /// Append that a prepared transaction was rolled back.
+    /// Appends the rollback of a prepared transaction.
     ///
     /// # Errors
     /// [`Error::TooLarge`] and [`Error::NulInName`].
@@ -643,7 +642,7 @@ impl Writer {
         self.record(Tag::RollbackPrepared, |out| rollback.write(out))
     }
 
-    /// Append a record that was read. The bytes are those that it was read from: everything has
+    /// Appends a record that was read. The bytes equal the original ones, as every record has
     /// exactly one encoding.
     ///
     /// # Errors

@@ -1,8 +1,8 @@
-//! One line of text per record, for tests and for looking at a stream.
+//! Records as lines of text, for tests and for inspecting a stream.
 //!
 //! Run by SQL functions that show what a slot decodes, and by tests. Not a format to parse:
-//! docs/PROTOCOL.md is. With [`Detail::Stable`] the same changes give the same lines on every
-//! server.
+//! docs/PROTOCOL.md defines that. With [`Detail::Stable`] the same changes give the same lines on
+//! every server.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
@@ -21,18 +21,18 @@ use crate::transaction::{Begin, Commit};
 use crate::truncate::Truncate;
 use crate::value::Value;
 
-/// How much a line tells.
+/// How detailed a line is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Detail {
-    /// Without what differs from run to run: LSNs, transaction ids, commit timestamps, OIDs,
-    /// identities of node and server, names of database and charset; of key hashes only their
-    /// number. OIDs inside a value's binary form stay.
+    /// Without everything that differs from run to run: LSNs, transaction ids, commit timestamps,
+    /// OIDs, identities of node and server, names of database and charset. Key hashes are only
+    /// counted. OIDs inside a value's binary form stay.
     Stable,
     /// Everything.
     Full,
 }
 
-/// Names of relations and columns by schema number, owned, for as long as a stream is read.
+/// Names of relations and columns by schema number, kept while a stream is read.
 #[derive(Debug, Clone, Default)]
 pub struct Schemas {
     shapes: BTreeMap<SchemaNumber, Shape>,
@@ -51,13 +51,13 @@ struct ShapeColumn {
 }
 
 impl Schemas {
-    /// Nothing remembered.
+    /// Returns an empty collection.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Remember a schema; another one under the same number is replaced.
+    /// Remembers a schema, replacing one with the same number.
     pub fn remember(&mut self, schema: &Schema<'_>) {
         let columns = schema
             .columns()
@@ -71,7 +71,7 @@ impl Schemas {
             .insert(schema.number, Shape { relation, columns });
     }
 
-    /// Qualified name of a relation, quoted where SQL would need it.
+    /// Returns the qualified name of a relation, quoted as in SQL.
     #[must_use]
     pub fn relation(&self, number: SchemaNumber) -> Option<&str> {
         self.shapes
@@ -84,10 +84,10 @@ impl Schemas {
     }
 }
 
-/// Every record of a frame as a line; schemas are remembered on the way.
+/// Returns every record of a frame as a line, and remembers its schemas.
 ///
 /// # Errors
-/// That of the first record that is not valid.
+/// The error of the first invalid record.
 pub fn render_frame(frame: &[u8], schemas: &mut Schemas, detail: Detail) -> Result<Vec<String>> {
     let mut reader = Reader::new(frame);
     let mut lines = Vec::new();
@@ -100,8 +100,8 @@ pub fn render_frame(frame: &[u8], schemas: &mut Schemas, detail: Detail) -> Resu
     Ok(lines)
 }
 
-/// A record as one line without line break. Changes name their columns when their schema was
-/// remembered, else they are numbered from 1.
+/// Returns a record as one line without line break. If its schema was remembered, a change names
+/// its columns; otherwise they are numbered from 1.
 #[must_use]
 pub fn render(record: &Record<'_>, schemas: &Schemas, detail: Detail) -> String {
     let mut text = String::new();
@@ -110,12 +110,12 @@ pub fn render(record: &Record<'_>, schemas: &Schemas, detail: Detail) -> String 
     text
 }
 
-/// The same, written to `out` piece by piece: a line names columns and relations as often as the
-/// record refers to them, so it may be much longer than the record. No piece is longer than a few
-/// times what it is made of.
+/// Writes a record's line to `out` in parts. The line names columns and relations as often as the
+/// record refers to them, so it may be much longer than the record. No part is longer than a few
+/// times its source.
 ///
 /// # Errors
-/// That of `out`.
+/// An error of `out`.
 pub fn render_to(
     record: &Record<'_>,
     schemas: &Schemas,
@@ -188,7 +188,7 @@ impl Line<'_> {
         }
     }
 
-    /// ` name=value`, only when everything is asked for.
+    /// Appends ` name=value`, with [`Detail::Full`] only.
     fn detail(&mut self, name: &str, value: &str) {
         if self.is_full() {
             self.print(format_args!(" {name}={value}"));
@@ -337,7 +337,8 @@ impl Line<'_> {
         }
     }
 
-    /// `key_only` leaves out the columns that are None because they are not in the key.
+    /// Appends an image. `key_only` leaves out the columns that are None because they are not in
+    /// the key.
     fn image(&mut self, image: &Image<'_>, columns: &[ShapeColumn], key_only: bool) {
         self.put("(");
         let mut separator = "";
@@ -426,7 +427,7 @@ fn qualified(namespace: &str, name: &str) -> String {
     format!("{}.{}", identifier(namespace), identifier(name))
 }
 
-/// A name, quoted unless it is plain lower case.
+/// Returns a name, quoted unless it is plain lower case.
 fn identifier(name: &str) -> String {
     let plain = name.starts_with(|first: char| first.is_ascii_lowercase() || first == '_')
         && name
@@ -443,8 +444,8 @@ fn literal(bytes: &[u8]) -> String {
     quoted(bytes, '\'')
 }
 
-/// The quote doubled, a backslash too; control characters and what is not UTF-8 as `\xNN`, byte by
-/// byte.
+/// Returns quoted text: the quote and backslashes are doubled; control characters and invalid UTF-8
+/// become `\xNN` for each byte.
 fn quoted(bytes: &[u8], quote: char) -> String {
     let mut text = String::with_capacity(bytes.len() + 2);
     text.push(quote);

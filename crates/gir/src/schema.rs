@@ -1,16 +1,16 @@
-//! The schema record: what a relation looks like from here on.
+//! The schema record: the shape of a relation for the changes after it.
 //!
 //! Sent before the first change of a relation, and again, under a new number, before the first
-//! change after the relation was altered. Numbers start at 0 in each stream, grow by one and are
-//! never reused, so a reader may keep every schema it has seen and needs no invalidation.
+//! change after the relation was altered. Numbers start at 0 in each stream, increase by one and
+//! are never reused. So a reader may keep every schema and needs no invalidation.
 //!
 //! Layout: u32 schema number, u32 relation OID at the source, u8 replica identity ('d', 'i', 'f',
 //! 'n'), namespace, relation name, u16 number of columns, then for each column: u8 flags (1 part of
 //! the replica identity, 2 part of the primary key, 4 not null, 8 generated, 16 a mark follows),
 //! u32 type OID at the source, i32 type modifier (-1 none), column name, type namespace, type name,
-//! with flag 16 the u64 mark; then u8 number of keys that changes have hashes of, and for each: u8
+//! with flag 16 the u64 mark; then u8 number of keys whose hashes changes have, and for each: u8
 //! flags (1 nulls are equal), u16 number of columns, then for each of these: u16 column's index
-//! from 0, name of what compares it (empty: as usual for the type).
+//! from 0, name of the collation that compares it (empty: as usual for the type).
 
 use crate::error::{Error, Result};
 use crate::wire::{Cursor, put_name};
@@ -19,7 +19,7 @@ use crate::wire::{Cursor, put_name};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SchemaNumber(pub u32);
 
-/// How old rows are identified (pg_class.relreplident).
+/// How rows before a change are identified (pg_class.relreplident).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReplicaIdentity {
     /// The primary key, if there is one.
@@ -33,7 +33,7 @@ pub enum ReplicaIdentity {
 }
 
 impl ReplicaIdentity {
-    /// PostgreSQL's letter for it.
+    /// Returns PostgreSQL's letter for the identity.
     #[must_use]
     pub fn as_byte(self) -> u8 {
         match self {
@@ -44,7 +44,7 @@ impl ReplicaIdentity {
         }
     }
 
-    /// From PostgreSQL's letter.
+    /// Returns the identity for PostgreSQL's letter.
     ///
     /// # Errors
     /// [`Error::UnknownTag`] for any other byte.
@@ -67,36 +67,36 @@ impl ReplicaIdentity {
 pub struct ColumnFlags(pub u8);
 
 impl ColumnFlags {
-    /// Part of the replica identity.
+    /// The column is part of the replica identity.
     pub const IDENTITY: u8 = 1;
-    /// Part of the primary key.
+    /// The column is part of the primary key.
     pub const PRIMARY_KEY: u8 = 2;
-    /// Declared not null.
+    /// The column is declared not null.
     pub const NOT_NULL: u8 = 4;
-    /// Generated at the source.
+    /// The column is generated at the source.
     pub const GENERATED: u8 = 8;
-    /// Every flag that this version knows.
+    /// All flags of this version.
     const ALL: u8 = Self::IDENTITY | Self::PRIMARY_KEY | Self::NOT_NULL | Self::GENERATED;
 
-    /// Part of the replica identity.
+    /// Returns whether the column is part of the replica identity.
     #[must_use]
     pub fn is_identity(self) -> bool {
         self.0 & Self::IDENTITY != 0
     }
 
-    /// Part of the primary key.
+    /// Returns whether the column is part of the primary key.
     #[must_use]
     pub fn is_primary_key(self) -> bool {
         self.0 & Self::PRIMARY_KEY != 0
     }
 
-    /// Declared not null.
+    /// Returns whether the column is declared not null.
     #[must_use]
     pub fn is_not_null(self) -> bool {
         self.0 & Self::NOT_NULL != 0
     }
 
-    /// Generated at the source.
+    /// Returns whether the column is generated at the source.
     #[must_use]
     pub fn is_generated(self) -> bool {
         self.0 & Self::GENERATED != 0
@@ -117,9 +117,10 @@ impl ColumnFlags {
 /// One column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Column<'a> {
-    /// See [`ColumnFlags`].
+    /// Flags of the column.
     pub flags: ColumnFlags,
-    /// OID of the type at the source. Only built-in types (below 16384) have the same elsewhere.
+    /// OID of the type at the source. Only built-in types (below 16384) have the same OID on other
+    /// servers.
     pub type_oid: u32,
     /// Type modifier, -1 for none.
     pub type_modifier: i32,
@@ -129,8 +130,8 @@ pub struct Column<'a> {
     pub type_namespace: &'a str,
     /// Name of the type, as in pg_type.
     pub type_name: &'a str,
-    /// Mark of the statement that gave the column its name; 0 if none is known. A later column of
-    /// the name has a larger one.
+    /// Mark of the statement that named the column; 0 if unknown. A later column with the same name
+    /// has a larger mark.
     pub mark: u64,
 }
 
@@ -189,8 +190,8 @@ impl<'a> Column<'a> {
 pub struct SchemaKeyColumn<'a> {
     /// Index among the schema's columns, from 0.
     pub column: u16,
-    /// The collation that makes values equal whose bytes are not; empty where the type's usual
-    /// equality holds.
+    /// The collation that makes values equal whose bytes differ; empty for the type's usual
+    /// equality.
     pub comparison: &'a str,
 }
 
@@ -203,10 +204,11 @@ impl<'a> SchemaKeyColumn<'a> {
     }
 }
 
-/// A unique key of which each change has the hash, before and after it.
+/// A unique key of which each change has hashes, before and after the change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SchemaKey<'a> {
-    /// Two nulls are equal in it; else a key with a null in it is equal to none, and has no hash.
+    /// Two nulls are equal in this key. Otherwise a key with a null equals no other, and has no
+    /// hash.
     pub nulls_equal: bool,
     columns: u16,
     column_bytes: &'a [u8],
@@ -247,7 +249,7 @@ impl<'a> SchemaKey<'a> {
         })
     }
 
-    /// Its columns, in no particular order.
+    /// Returns the key's columns, in no particular order.
     #[must_use]
     pub fn columns(&self) -> SchemaKeyColumns<'a> {
         SchemaKeyColumns {
@@ -290,17 +292,17 @@ impl<'a> Iterator for SchemaKeys<'a> {
     }
 }
 
-/// A key to be written: whether nulls are equal in it, and its columns.
+/// A key to write: whether nulls are equal in it, and its columns.
 pub type WrittenKey<'a> = (bool, &'a [SchemaKeyColumn<'a>]);
 
 /// A relation's shape, borrowed from the record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Schema<'a> {
-    /// By which changes refer to it.
+    /// Number by which changes refer to the schema.
     pub number: SchemaNumber,
     /// OID of the relation at the source.
     pub relation_oid: u32,
-    /// How its old rows are identified.
+    /// How rows before a change are identified.
     pub replica_identity: ReplicaIdentity,
     /// Namespace (schema) of the relation.
     pub namespace: &'a str,
@@ -346,7 +348,7 @@ impl<'a> Schema<'a> {
         })
     }
 
-    /// The unique keys of which changes have hashes.
+    /// Returns the unique keys whose hashes changes have.
     #[must_use]
     pub fn keys(&self) -> SchemaKeys<'a> {
         SchemaKeys {
@@ -356,13 +358,13 @@ impl<'a> Schema<'a> {
         }
     }
 
-    /// Number of columns.
+    /// Returns the number of columns.
     #[must_use]
     pub fn column_count(&self) -> u16 {
         self.columns
     }
 
-    /// The columns in order.
+    /// Returns the columns in order.
     #[must_use]
     pub fn columns(&self) -> Columns<'a> {
         Columns {
@@ -371,7 +373,7 @@ impl<'a> Schema<'a> {
         }
     }
 
-    /// Append the body of a schema record.
+    /// Appends the body of a schema record.
     pub(crate) fn write_parts(
         out: &mut Vec<u8>,
         (number, relation_oid, replica_identity): (SchemaNumber, u32, ReplicaIdentity),

@@ -1,20 +1,20 @@
-//! A transaction that is sent while it still runs: in segments, with other transactions between
-//! them.
+//! In-progress transactions, which are sent while they still run: in segments, with other
+//! transactions between them.
 //!
 //! Segment start: u8 flags (1 the first of its transaction in this stream), u32 xid of the
-//! transaction. Segment stop: nothing. Subtransaction: u32 xid; the changes that follow in the
-//! segment are that subtransaction's, or the transaction's own if it is its xid. Abort: u32 xid of
-//! the transaction, u32 xid of what was rolled back: the same, or a subtransaction. Streamed
-//! commit: what a Begin has, then u64 LSN of the end of the commit record.
+//! transaction. Segment stop: nothing. Subtransaction: u32 xid; the next changes in the segment
+//! belong to that subtransaction, or to the transaction itself if it is its xid. Abort: u32 xid of
+//! the transaction, u32 xid that was rolled back: the transaction's or a subtransaction's. Streamed
+//! commit: the fields of a Begin, then u64 LSN of the end of the commit record.
 
 use crate::error::{Error, Result};
 use crate::transaction::{Begin, Commit};
 use crate::wire::Cursor;
 
-/// The changes that follow, up to the segment's end, belong to a transaction that may still run.
+/// Start of a segment: the changes up to its end belong to a transaction that may still run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SegmentStart {
-    /// Nothing of the transaction came before in this stream.
+    /// This is the transaction's first segment in this stream.
     pub first: bool,
     /// Transaction id in the sender's WAL.
     pub xid: u32,
@@ -41,12 +41,12 @@ impl SegmentStart {
     }
 }
 
-/// A transaction of which segments came, or a part of it, was rolled back.
+/// Rollback of a transaction that came in segments, or of a part of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Abort {
     /// The transaction.
     pub xid: u32,
-    /// What was rolled back: the transaction itself, or a subtransaction.
+    /// Id that was rolled back: the transaction's, or a subtransaction's.
     pub subxid: u32,
 }
 
@@ -64,12 +64,12 @@ impl Abort {
     }
 }
 
-/// A transaction of which segments came has committed. It says what Begin and Commit say of others.
+/// Commit of a transaction that came in segments, with the fields of both Begin and Commit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StreamedCommit<'a> {
-    /// Of which transaction, when and where.
+    /// Transaction, time and position.
     pub begin: Begin<'a>,
-    /// LSN just past the commit record: what a subscriber confirms.
+    /// LSN just past the commit record, which a subscriber confirms.
     pub end_lsn: u64,
 }
 
@@ -87,7 +87,7 @@ impl<'a> StreamedCommit<'a> {
         Ok(())
     }
 
-    /// The Commit that a transaction sent as a whole would end with.
+    /// Returns the Commit that a transaction sent as a whole would end with.
     #[must_use]
     pub fn commit(&self) -> Commit {
         Commit {

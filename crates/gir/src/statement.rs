@@ -1,46 +1,46 @@
 //! A statement that changes the schema (DDL), on its way to other nodes: the content of the message
-//! that the output plugin makes of it.
+//! that the output plugin sends for it.
 //!
 //! Layout, version 1: u8 version, 16 bytes id, then names (a length and UTF-8 without a zero byte):
 //! node, tag, text, role; settings (a count, then name and value of each); publications (a count,
-//! then names); tables (a count, then each as [`StatementTable`] says). Counts are LEB128.
+//! then names); tables (a count, then each in the layout of [`StatementTable`]). Counts are LEB128.
 //!
-//! Not for: what is captured, where it goes, or whether it is run; see `braid_node::ddl` and
-//! `braid_bgworker::ddl`.
+//! Not for: which statements are captured, where they are sent, or whether they are run; see
+//! `braid_node::ddl` and `braid_bgworker::ddl`.
 
 use std::borrow::Cow;
 
 use crate::error::{Error, Result};
 use crate::wire::{Cursor, put_name, put_varint};
 
-/// Prefix of the message that a statement is which changes the schema.
+/// Prefix of the messages that carry statements which change the schema.
 pub const DDL_PREFIX: &str = "braid.ddl";
 
-/// Setting of a statement with the stored form of a password, or nothing for none: for nodes only.
+/// Setting with the stored form of a password, or an empty text for none. Never shown to users.
 pub const PASSWORD_SETTING: &str = "braid.password";
 
 /// The version of the layout that this build writes and reads.
 const VERSION: u8 = 1;
-/// The table is there before the statement.
+/// Flag: the table exists before the statement.
 const BEFORE: u8 = 1;
-/// The table is there after the statement.
+/// Flag: the table exists after the statement.
 const AFTER: u8 = 2;
 
 /// A table under a name, with a digest of its shape.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TableState {
-    /// Name of its schema.
+    /// Name of the table's schema.
     pub namespace: String,
-    /// Its name.
+    /// Name of the table.
     pub name: String,
-    /// Digest of its shape's lines.
+    /// Digest of the lines of the table's shape.
     pub digest: String,
 }
 
 /// A table that a statement touches.
 ///
-/// Layout: u8 flags (1 there before, 2 there after); namespace, name and digest of each state that
-/// is there; lines that the statement removes, lines that it adds, publications that publish the
+/// Layout: u8 flags (1 exists before, 2 exists after); namespace, name and digest of each existing
+/// state; lines that the statement removes, lines that it adds, publications that publish the
 /// table, each as a count and names.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct StatementTable {
@@ -56,31 +56,31 @@ pub struct StatementTable {
     pub publications: Vec<String>,
 }
 
-/// Mark of the columns to which a statement of this id gives a name.
+/// Returns the mark of the columns that a statement with this id names.
 #[must_use]
 pub fn mark_of(id: [u8; 16]) -> i64 {
     let [a, b, c, d, e, f, g, h, ..] = id;
     i64::from_be_bytes([a, b, c, d, e, f, g, h])
 }
 
-/// A statement, with all that its meaning depends on.
+/// A statement, with everything that its meaning depends on.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Statement {
     /// Identity of the statement, the same on all nodes.
     pub id: [u8; 16],
-    /// Node on which a user has run it.
+    /// Node on which a user ran the statement.
     pub node: String,
     /// Command tag, such as `CREATE TABLE`.
     pub tag: String,
     /// The statement itself.
     pub text: String,
-    /// Role that has run it.
+    /// Role that ran the statement.
     pub role: String,
-    /// Settings that it depends on, and their values.
+    /// Settings that the statement depends on, and their values.
     pub settings: Vec<(String, String)>,
-    /// Publications whose subscribers get it.
+    /// Publications whose subscribers get the statement.
     pub publications: Vec<String>,
-    /// Tables that it touches.
+    /// Tables that the statement touches.
     pub tables: Vec<StatementTable>,
 }
 
@@ -89,8 +89,8 @@ fn put_names(out: &mut Vec<u8>, names: &[String], what: &'static str) -> Result<
     names.iter().try_for_each(|name| put_name(out, name, what))
 }
 
-/// Reads as many items as a count says. Each takes a byte at least, so a count that lies about
-/// that allocates nothing.
+/// Reads as many items as a count says. Each takes at least a byte, so a count that is too large
+/// allocates nothing.
 fn list<'a, T>(
     cursor: &mut Cursor<'a>,
     what: &'static str,
@@ -163,7 +163,7 @@ impl StatementTable {
 }
 
 impl Statement {
-    /// Mark of the columns to which the statement gives a name: the first 8 bytes of its id, which
+    /// Returns the mark of the columns that the statement names: the first 8 bytes of its id, which
     /// begins with the time.
     #[must_use]
     pub fn mark(&self) -> i64 {
@@ -191,10 +191,10 @@ impl Statement {
         self.tables.iter().try_for_each(|table| table.write(out))
     }
 
-    /// Reads a statement, and nothing else.
+    /// Reads a statement from all of `bytes`.
     ///
     /// # Errors
-    /// An error that says what is wrong with the bytes.
+    /// Any [`Error`] in the bytes.
     pub fn read(bytes: &[u8]) -> Result<Self> {
         let cursor = &mut Cursor::new(bytes);
         let version = cursor.u8("statement's version")?;
@@ -220,7 +220,7 @@ impl Statement {
         Ok(statement)
     }
 
-    /// The content of a message as users may see it: without the password of a statement.
+    /// Returns the content of a message as users may see it: without the password of a statement.
     #[must_use]
     pub fn shown<'a>(prefix: &str, content: &'a [u8]) -> Cow<'a, [u8]> {
         if prefix != DDL_PREFIX {
@@ -243,13 +243,13 @@ impl Statement {
         }
     }
 
-    /// Whether a stream of these publications has the statement.
+    /// Returns whether a stream of these publications contains the statement.
     #[must_use]
     pub fn concerns(&self, publications: &[String]) -> bool {
         are_shared(&self.publications, publications)
     }
 
-    /// Its id as PostgreSQL writes a uuid.
+    /// Returns the id in PostgreSQL's uuid format.
     #[must_use]
     pub fn uuid(&self) -> String {
         let mut text = String::with_capacity(36);
@@ -264,7 +264,7 @@ impl Statement {
 }
 
 impl StatementTable {
-    /// Whether a stream of these publications has the table's rows.
+    /// Returns whether a stream of these publications contains the table's rows.
     #[must_use]
     pub fn is_published(&self, publications: &[String]) -> bool {
         are_shared(&self.publications, publications)

@@ -7,12 +7,12 @@
 use crate::error::{Error, Result};
 use crate::wire::{Cursor, put_name};
 
-/// What the body of the first record starts with.
+/// First bytes of the first record's body.
 pub const MAGIC: [u8; 4] = *b"GIR\n";
 /// The version that this build writes and reads.
 pub const PROTOCOL_VERSION: u16 = 1;
 
-/// Who speaks, and how.
+/// Identity, version and charset of the stream's sender.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StreamHeader<'a> {
     /// The node's permanent identity, a UUID's bytes.
@@ -21,11 +21,11 @@ pub struct StreamHeader<'a> {
     pub system_identifier: u64,
     /// `server_version_num`, for example 150020.
     pub server_version: u32,
-    /// The node's name.
+    /// Name of the node.
     pub node_name: &'a str,
-    /// The database's name.
+    /// Name of the database.
     pub database: &'a str,
-    /// Charset of String values and of text forms, under PostgreSQL's name.
+    /// Charset of String values and of text forms, by PostgreSQL's name.
     pub charset: &'a str,
 }
 

@@ -1,8 +1,8 @@
-//! The text of portable values, as PostgreSQL's input functions take it.
+//! Portable values as text that PostgreSQL's input functions accept.
 //!
-//! An applier uses it to bring a value into a column whose type is not the one at the source: the
-//! text goes through the local type's input function. Digits and dates are ASCII and look as
-//! PostgreSQL's own output does under `DateStyle = ISO` and `TimeZone = UTC`, so they mean the same
+//! An applier uses it to write a value into a column with another type than at the source: the text
+//! goes through the local type's input function. Digits and dates are ASCII, in the form of
+//! PostgreSQL's own output under `DateStyle = ISO` and `TimeZone = UTC`, so they mean the same
 //! under every setting.
 
 use std::borrow::Cow;
@@ -14,15 +14,15 @@ use crate::value::{DateTime, DateTimeKind, Decimal, Value};
 const MICROS_PER_SECOND: i64 = 1_000_000;
 const MICROS_PER_DAY: i64 = 86_400 * MICROS_PER_SECOND;
 
-/// Bytes of the widest integer that numeric can hold (131072 decimal digits). Wider ones would only
-/// take a peer's word for how long the conversion, which is quadratic, may run.
+/// Bytes of the widest integer that numeric can hold (131072 decimal digits). For wider ones, a
+/// peer could make the quadratic conversion run for any time.
 const MAX_BIG_INTEGER_BYTES: usize = 54_427;
 
 impl<'a> Value<'a> {
-    /// The value as text that PostgreSQL's input functions accept: digits for the numbers, ISO
-    /// dates and times, a string's own bytes (in the stream's charset). `None` for Null, None and
-    /// Binary, and for an integer too wide for numeric (more than 131072 digits), which have no
-    /// such text.
+    /// Returns the value as text that PostgreSQL's input functions accept: digits for the numbers,
+    /// ISO dates and times, a string's own bytes (in the stream's charset). `None` for values
+    /// without such a text: Null, None and Binary, and an integer too wide for numeric (more than
+    /// 131072 digits).
     #[must_use]
     pub fn to_text(&self) -> Option<Cow<'a, [u8]>> {
         let text = match self {
@@ -40,15 +40,15 @@ impl<'a> Value<'a> {
     }
 }
 
-/// Microseconds since 1970-01-01 UTC as an ISO date and time with offset +00.
+/// Returns microseconds since 1970-01-01 UTC as an ISO date and time with offset +00.
 pub(crate) fn unix_timestamp_text(micros: i64) -> String {
     let date = Date::from_days(micros.div_euclid(MICROS_PER_DAY));
     finite_text(date, micros.rem_euclid(MICROS_PER_DAY), Some(0))
 }
 
 impl DateTime {
-    /// Date and time, as timestamp and timestamptz take it: `2024-02-29 12:30:00.5+05:30`,
-    /// `0044-03-15 00:00:00 BC`, `infinity`.
+    /// Returns date and time in the form of timestamp and timestamptz: `2024-02-29
+    /// 12:30:00.5+05:30`, `0044-03-15 00:00:00 BC`, `infinity`.
     #[must_use]
     pub fn to_text(&self) -> String {
         match self.kind {
@@ -62,7 +62,7 @@ impl DateTime {
         }
     }
 
-    /// The date alone, as the type date takes it: `2024-02-29`, `0044-03-15 BC`, `infinity`.
+    /// Returns the date alone, in the form of type date: `2024-02-29`, `0044-03-15 BC`, `infinity`.
     #[must_use]
     pub fn date_text(&self) -> String {
         if self.kind != DateTimeKind::Finite {
@@ -75,8 +75,8 @@ impl DateTime {
         text
     }
 
-    /// The time of day alone, with the offset if there is one, as time and timetz take it:
-    /// `12:30:00.5+05:30`. `None` for the infinities.
+    /// Returns the time of day alone, with the offset if there is one, in the form of time and
+    /// timetz: `12:30:00.5+05:30`. `None` for the infinities.
     #[must_use]
     pub fn time_text(&self) -> Option<String> {
         if self.kind != DateTimeKind::Finite {
@@ -99,7 +99,7 @@ fn finite_text(date: Date, micros: i64, offset: Option<i32>) -> String {
     text
 }
 
-// Writing to a String can't fail, which is why the results of write! are dropped below.
+// Writing to a String does not fail, so the results of write! are ignored below.
 
 fn push_date(text: &mut String, date: Date) {
     let year = if date.year > 0 {
@@ -161,12 +161,12 @@ fn special_float(value: f64) -> Option<String> {
     Some(text.to_owned())
 }
 
-/// The shortest digits that read back as the same number, laid out as PostgreSQL does
-/// (src/common/d2s.c and f2s.c): plain for exponents from -4 up to but without `limit`, else with
-/// an exponent of at least two digits.
+/// Returns the shortest digits that are parsed as the same number, in PostgreSQL's layout
+/// (src/common/d2s.c and f2s.c): plain for exponents from -4 up to but without `limit`, otherwise
+/// with an exponent of at least two digits.
 ///
-/// Where the shortest digits lie just halfway between two numbers PostgreSQL prefers longer ones
-/// (9.999999999999999e+22 for 1e23), which read back as the same number too.
+/// If the shortest digits lie exactly halfway between two numbers, PostgreSQL prefers longer ones
+/// (9.999999999999999e+22 for 1e23), which are parsed as the same number too.
 fn float_text(plain: &str, scientific: &str, limit: i32) -> String {
     let split = scientific.split_once('e');
     let Some((mantissa, Ok(exponent))) = split.map(|(m, e)| (m, e.parse::<i32>())) else {
@@ -180,8 +180,8 @@ fn float_text(plain: &str, scientific: &str, limit: i32) -> String {
 }
 
 impl Decimal<'_> {
-    /// The number as `numeric_out` writes it: all decimal places of its scale, `NaN`, `Infinity`,
-    /// `-Infinity`. At most some 147,500 bytes.
+    /// Returns the number in the form of `numeric_out`: all decimal places of its scale, `NaN`,
+    /// `Infinity`, `-Infinity`. At most some 147,500 bytes.
     #[must_use]
     pub fn to_text(&self) -> String {
         let (fields, _) = self.as_bytes().as_chunks::<2>();
@@ -196,8 +196,7 @@ impl Decimal<'_> {
         }
         let weight = i32::from(i16::from_be_bytes(*weight));
         let scale = usize::from(u16::from_be_bytes(*scale));
-        // Digit `index` counts from the most significant one that is stored; those outside are
-        // zero.
+        // Digit `index` counts from the most significant stored digit; digits outside are zero.
         let digit = |index: i32| {
             let stored = usize::try_from(index)
                 .ok()
@@ -229,12 +228,12 @@ impl Decimal<'_> {
 }
 
 impl Decimal<'_> {
-    /// How long [`Decimal::to_text`] may be, whatever the value's own length.
+    /// Length up to which [`Decimal::to_text`] counts as short, regardless of the value's size.
     const SHORT_TEXT: usize = 1024;
 
-    /// Whether [`Decimal::to_text`] is not much longer than the value itself. Else it is mostly
-    /// zeros that nobody sent: ten bytes can stand for 147,000 of them, and a record can have many
-    /// such values. Whoever shows values of others goes by this.
+    /// Returns whether [`Decimal::to_text`] is not much longer than the value itself. Otherwise the
+    /// text is mostly zeros that were not sent: ten bytes can stand for 147,000 of them, and a
+    /// record can have many such values. Code that shows values of peers checks this first.
     #[must_use]
     pub fn has_short_text(&self) -> bool {
         let Some((weight, _, scale, _)) = self.finite() else {
@@ -246,9 +245,9 @@ impl Decimal<'_> {
         text <= Self::SHORT_TEXT || text <= self.as_bytes().len() * 4
     }
 
-    /// The same number as [`Decimal::to_text`] writes, with an exponent instead of zeros at either
-    /// end: `1.5e-70`, `-2e+1000`, `0e-16383`. At most two bytes for each of the value's, and 20.
-    /// `numeric_in` takes it, though it may show fewer decimal places.
+    /// Returns the number of [`Decimal::to_text`] with an exponent instead of zeros at either end:
+    /// `1.5e-70`, `-2e+1000`, `0e-16383`. At most two bytes for each of the value's, and 20.
+    /// `numeric_in` accepts it, though it may show fewer decimal places.
     #[must_use]
     pub fn to_scientific_text(&self) -> String {
         let Some((weight, minus, scale, groups)) = self.finite() else {
@@ -258,8 +257,8 @@ impl Decimal<'_> {
         for raw in groups {
             let _ = write!(digits, "{:04}", u16::from_be_bytes(*raw));
         }
-        // Digits before the point, and as many as are shown after it: the rest is not part of the
-        // number.
+        // Digits before the point, and those that the scale shows after it: further digits are not
+        // part of the number.
         let places = i64::from(weight + 1) * 4;
         let shown = places + i64::try_from(scale).unwrap_or_default();
         digits.truncate(usize::try_from(shown).unwrap_or(0));
@@ -276,7 +275,8 @@ impl Decimal<'_> {
         }
     }
 
-    /// Weight, whether it is negative, scale and digits; `None` for NaN and the infinities.
+    /// Returns weight, whether the number is negative, scale and digits; `None` for NaN and the
+    /// infinities.
     fn finite(&self) -> Option<(i32, bool, usize, &[[u8; 2]])> {
         let (fields, _) = self.as_bytes().as_chunks::<2>();
         let [_, weight, sign, scale, digits @ ..] = fields else {
@@ -293,12 +293,13 @@ impl Decimal<'_> {
     }
 }
 
-/// Decimal digits of a two's complement little-endian integer, by dividing by 10^9 again and again.
+/// Returns the decimal digits of a two's complement little-endian integer, by repeated division by
+/// 10^9.
 fn big_integer_text(bytes: &[u8]) -> Option<String> {
     let negative = bytes.last().is_some_and(|byte| byte & 0x80 != 0);
     let filler = if negative { 0xff } else { 0 };
-    // Without the bytes that only repeat the sign; -1 is left as nothing, which the filler below
-    // gives back.
+    // Without the bytes that only repeat the sign. For -1 no bytes are left; the filler below
+    // restores it.
     let significant = bytes
         .iter()
         .rposition(|byte| *byte != filler)
@@ -335,7 +336,7 @@ fn big_integer_text(bytes: &[u8]) -> Option<String> {
         let mut rest = 0_u64;
         for limb in limbs.iter_mut().rev() {
             let dividend = rest << 32 | u64::from(*limb);
-            // Below 2^32 because the rest is below the divisor.
+            // Less than 2^32, since the remainder is less than the divisor.
             *limb = u32::try_from(dividend / 1_000_000_000).ok()?;
             rest = dividend % 1_000_000_000;
         }

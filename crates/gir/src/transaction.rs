@@ -1,8 +1,8 @@
 //! Transaction boundaries.
 //!
 //! Begin: u64 LSN of the commit record, i64 commit timestamp (microseconds since 1970-01-01 UTC),
-//! u32 xid at the source of the stream, name of the origin (empty: the node that sends the stream),
-//! u64 LSN of the commit at the origin (0 when the sender is it).
+//! u32 xid at the sender, name of the origin (empty: the sender of the stream), u64 LSN of the
+//! commit at the origin (0 if the sender is the origin).
 //!
 //! Commit: u64 LSN of the commit record, u64 LSN of the end of the commit record, i64 commit
 //! timestamp.
@@ -19,9 +19,9 @@ pub struct Begin<'a> {
     pub commit_timestamp: i64,
     /// Transaction id in the sender's WAL.
     pub xid: u32,
-    /// Name of the node where the transaction was first committed; empty when that is the sender.
+    /// Name of the node where the transaction was first committed; empty if that is the sender.
     pub origin: &'a str,
-    /// LSN of the commit in the origin's WAL; 0 when the sender is the origin.
+    /// LSN of the commit in the origin's WAL; 0 if the sender is the origin.
     pub origin_lsn: u64,
 }
 
@@ -51,7 +51,7 @@ impl<'a> Begin<'a> {
 pub struct Commit {
     /// LSN of the commit record in the sender's WAL.
     pub commit_lsn: u64,
-    /// LSN just past the commit record: what a subscriber confirms.
+    /// LSN just past the commit record, which a subscriber confirms.
     pub end_lsn: u64,
     /// Commit timestamp at the origin, microseconds since 1970-01-01 UTC.
     pub commit_timestamp: i64,

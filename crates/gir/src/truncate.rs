@@ -50,7 +50,7 @@ impl<'a> Truncate<'a> {
         Ok(())
     }
 
-    /// The truncated relations.
+    /// Returns the schema numbers of the truncated relations.
     pub fn schemas(&self) -> impl Iterator<Item = SchemaNumber> + 'a {
         self.schemas
             .as_chunks::<4>()

@@ -9,16 +9,16 @@
 //! | 2 | Integer that fits 64 bits | zigzag LEB128 |
 //! | 3 | Integer of any width | byte string, two's complement, little-endian |
 //! | 4 | Double | 8 bytes, IEEE 754 binary64, little-endian |
-//! | 5 | Double that was single precision at the source | 4 bytes, IEEE 754 binary32, little-endian |
+//! | 5 | Double, single precision at the source | 4 bytes, IEEE 754 binary32, little-endian |
 //! | 6 | Decimal | byte string: PostgreSQL's `numeric_send` form, see [`Decimal`] |
-//! | 7 | UnixTimestamp | 8 bytes, microseconds since 1970-01-01 00:00:00 UTC, signed, little-endian |
+//! | 7 | UnixTimestamp | 8 bytes, signed microseconds since 1970-01-01 UTC, little-endian |
 //! | 8 | DateTime | see [`DateTime`] |
 //! | 9 | String | byte string in the stream's charset |
 //! | 10 | Binary, the type's own binary form (`typsend`) | byte string |
 //! | 11 | Binary, the type's own text form (`typoutput`) in the stream's charset | byte string |
 //!
-//! A byte string is its length as LEB128 and then its bytes. The type that tags 10 and 11 are of is
-//! the column's, in the schema record.
+//! A byte string is its length as LEB128 and then its bytes. The type of the values with tags 10
+//! and 11 is the column's, in the schema record.
 
 use crate::error::{Error, Result};
 use crate::wire::{Cursor, put_byte_string, put_varint, put_zigzag};
@@ -42,8 +42,7 @@ const BINARY_TEXT: u8 = 11;
 pub enum Value<'a> {
     /// SQL null.
     Null,
-    /// Not available: an unchanged TOAST value, or a column that is not in WAL. Not the same as
-    /// null.
+    /// Not available: an unchanged TOAST value, or a column that is not in WAL. Differs from null.
     None,
     /// An integer that fits 64 bits.
     Integer(i64),
@@ -51,7 +50,7 @@ pub enum Value<'a> {
     BigInteger(&'a [u8]),
     /// Double precision.
     Double(f64),
-    /// Single precision at the source; kept apart so that its bits survive.
+    /// Single precision at the source; a variant of its own, so that its bits survive.
     Single(f32),
     /// Arbitrary precision, NaN and infinities included.
     Decimal(Decimal<'a>),
@@ -61,9 +60,9 @@ pub enum Value<'a> {
     DateTime(DateTime),
     /// Bytes in the stream's charset.
     String(&'a [u8]),
-    /// The column type's own binary form, as its `typsend` function writes it.
+    /// The column type's own binary form, written by its `typsend` function.
     Binary(&'a [u8]),
-    /// The column type's own text form, as its `typoutput` function writes it.
+    /// The column type's own text form, written by its `typoutput` function.
     BinaryText(&'a [u8]),
 }
 
@@ -108,7 +107,7 @@ impl<'a> Value<'a> {
         })
     }
 
-    /// Append this value's encoding to `out`.
+    /// Appends the value's encoding to `out`.
     #[inline]
     pub fn write(&self, out: &mut Vec<u8>) {
         match self {
@@ -159,23 +158,23 @@ impl<'a> Value<'a> {
 }
 
 /// An arbitrary-precision decimal in the form of PostgreSQL's `numeric_send`
-/// (src/backend/utils/adt/numeric.c, 15 to 18), all fields big-endian 16-bit: number of base-10000
-/// digits, weight of the first digit, sign (0x0000 plus, 0x4000 minus, 0xC000 NaN, 0xD000 infinity,
-/// 0xF000 minus infinity), decimal places to show (at most 16383; the infinities say 32 there,
-/// which means nothing), digits.
+/// (src/backend/utils/adt/numeric.c, 15 to 18). All fields are big-endian 16-bit: number of
+/// base-10000 digits, weight of the first digit, sign (0x0000 plus, 0x4000 minus, 0xC000 NaN,
+/// 0xD000 infinity, 0xF000 minus infinity), decimal places to show (at most 16383; the infinities
+/// have a meaningless 32 there), digits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Decimal<'a> {
     bytes: &'a [u8],
 }
 
 impl<'a> Decimal<'a> {
-    /// Most decimal places that PostgreSQL's numeric can show (`NUMERIC_DSCALE_MAX`).
+    /// Most decimal places of PostgreSQL's numeric (`NUMERIC_DSCALE_MAX`).
     pub const MAX_SCALE: u16 = 0x3fff;
 
-    /// Take bytes in `numeric_send` form.
+    /// Checks bytes in `numeric_send` form.
     ///
     /// # Errors
-    /// [`Error::Truncated`], [`Error::TrailingBytes`] or [`Error::OutOfRange`] when they are not in
+    /// [`Error::Truncated`], [`Error::TrailingBytes`] or [`Error::OutOfRange`] if they do not have
     /// that form.
     pub fn new(bytes: &'a [u8]) -> Result<Self> {
         let field = |index: usize| {
@@ -229,14 +228,14 @@ impl<'a> Decimal<'a> {
         Ok(Self { bytes })
     }
 
-    /// The `numeric_send` form.
+    /// Returns the `numeric_send` form.
     #[must_use]
     pub fn as_bytes(&self) -> &'a [u8] {
         self.bytes
     }
 }
 
-/// What kind of calendar value a [`DateTime`] is.
+/// The kind of a [`DateTime`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DateTimeKind {
     /// An ordinary date and time of day.
@@ -250,9 +249,9 @@ pub enum DateTimeKind {
 /// A calendar date and time of day. BC and years past 9999 are ordinary values: days count the
 /// proleptic Gregorian calendar from 1970-01-01.
 ///
-/// Layout: one byte kind (0 finite, 1 infinity, 2 minus infinity) plus 16 when an offset follows;
-/// for a finite value zigzag LEB128 days since 1970-01-01, LEB128 microseconds of the day (at most
-/// 86,400,000,000); then the offset, when there is one, as zigzag LEB128 seconds east of UTC.
+/// Layout: one byte kind (0 finite, 1 infinity, 2 minus infinity) plus 16 if an offset follows; for
+/// a finite value zigzag LEB128 days since 1970-01-01, LEB128 microseconds of the day (at most
+/// 86,400,000,000); then the offset, if there is one, as zigzag LEB128 seconds east of UTC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DateTime {
     /// Finite or one of the infinities.
@@ -261,7 +260,7 @@ pub struct DateTime {
     pub days: i32,
     /// Microseconds since midnight, 0 to 86,400,000,000; 0 unless finite.
     pub micros: i64,
-    /// Seconds east of UTC; `None` when the value is explicitly without offset.
+    /// Seconds east of UTC; `None` if the value explicitly has no offset.
     pub offset: Option<i32>,
 }
 
@@ -311,7 +310,7 @@ impl DateTime {
         Ok(value)
     }
 
-    /// A time of day outside its day has no encoding.
+    /// Checks the time of day: one outside the day has no encoding.
     pub(crate) fn check(&self) -> Result<()> {
         if self.kind != DateTimeKind::Finite || (0..=Self::MAX_MICROS).contains(&self.micros) {
             return Ok(());

@@ -1,6 +1,6 @@
 //! The primitives of the encoding: little-endian fixed-width integers, LEB128 variable-length
-//! integers, byte strings and names. Every length is checked against what is left before anything
-//! is taken.
+//! integers, byte strings and names. Every length is checked against the remaining bytes before any
+//! are read.
 
 use crate::error::{Error, Result};
 
@@ -79,7 +79,7 @@ impl<'a> Cursor<'a> {
         self.array(what)
     }
 
-    /// LEB128, shortest form only, so that a value has one encoding.
+    /// Reads LEB128 in its shortest form only, so that a value has one encoding.
     #[inline]
     pub(crate) fn varint(&mut self, what: &'static str) -> Result<u64> {
         let first = self.u8(what)?;
@@ -140,8 +140,8 @@ impl<'a> Cursor<'a> {
     }
 }
 
-/// Names end up as C strings, where a zero byte would silently cut them: two different names could
-/// then be taken for one.
+/// Refuses a zero byte in a name. Names become C strings, which end at a zero byte: two different
+/// names could become equal.
 fn checked_name<'n>(name: &'n str, what: &'static str) -> Result<&'n str> {
     if name.as_bytes().contains(&0) {
         Err(Error::NulInName(what))

@@ -1,9 +1,8 @@
-//! What readers allocate is bounded by the length of what they read, whatever it claims: lengths
-//! and counts come from the other side.
+//! The memory that readers allocate is bounded by the length of their input, whatever the input
+//! claims: lengths and counts come from the peer.
 //!
-//! A test program of its own, for its allocator counts. Inputs are the seeds of the fuzz targets,
-//! those changed at random, and lengths that nobody means well with. `BRAID_TEST_SEED=n` repeats a
-//! run; each prints its seed.
+//! A test program of its own, as its allocator counts. Inputs are the seeds of the fuzz targets,
+//! mutated seeds, and malicious lengths. `BRAID_TEST_SEED=n` repeats a run; each prints its seed.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -23,16 +22,16 @@ use braid_gir::{
 };
 use braid_testing::Random;
 
-/// Every allocation of this thread, by size.
+/// Counts the bytes of every allocation of this thread.
 struct Counting;
 
 thread_local! {
-    /// Bytes that are allocated now, and the most that were since the count began.
+    /// Bytes that are allocated now, and their maximum since the count began.
     static HELD: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
 }
 
 fn count(freed: usize, taken: usize) {
-    // A thread that ends frees things when its variables are gone.
+    // A thread that ends frees memory when its thread-local variables are gone.
     let _ = HELD.try_with(|held| {
         let (now, most) = held.get();
         let now = now.saturating_sub(freed) + taken;
@@ -57,7 +56,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // Both may be there at the same time.
+        // Both blocks may exist at the same time.
         count(0, size);
         count(layout.size(), 0);
         // SAFETY: the caller's promises are passed on, and `alloc` has asked `System`, too.
@@ -68,7 +67,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// What `work` gives, and how many bytes it held at most.
+/// Returns the result of `work`, and how many bytes it held at most.
 fn held_by<T>(work: impl FnOnce() -> T) -> (T, usize) {
     HELD.set((0, 0));
     let done = work();
@@ -87,7 +86,7 @@ fn seeds(target: &str) -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// The seeds, and what comes of them: for two seconds, and at least a hundred.
+/// Checks the seeds, and mutations of them: for two seconds, and at least a hundred.
 fn changed(target: &str, mut check: impl FnMut(&[u8])) {
     let seeds = seeds(target);
     assert!(seeds.len() > 2);
@@ -113,7 +112,7 @@ fn change(input: &mut Vec<u8>, seeds: &[Vec<u8>], random: &mut Random) {
     let at = random.index(input.len().max(1));
     let byte = u8::try_from(random.below(256)).unwrap();
     match random.below(7) {
-        // The largest length that there can be.
+        // The largest possible length.
         0 => input
             .iter_mut()
             .skip(at)
@@ -140,7 +139,7 @@ fn walk_image(image: &Image<'_>) -> usize {
         .count()
 }
 
-/// Everything of every record, as appliers read it.
+/// Reads everything of every record, like appliers.
 fn walk(frame: &[u8]) -> usize {
     let mut reader = Reader::new(frame);
     let mut seen = 0;
@@ -174,8 +173,8 @@ fn check_frame(frame: &[u8]) {
             }
         }
     });
-    // A column of a schema is 12 bytes in the record at least, and its name and that may be longer
-    // with quotes.
+    // A column of a schema has at least 12 bytes in the record. With quotes its name and type may
+    // be longer.
     assert!(
         held <= 16 * frame.len() + 4096,
         "{held} bytes for {} of a frame",
@@ -204,8 +203,7 @@ fn a_record_with_any_length_is_read_without_allocation() {
             }
         }
     }
-    // An insert of 65,535 columns whose values are not there, and one whose string has all lengths
-    // there are.
+    // An insert of 65,535 columns without values, and one whose string has every length.
     let insert = |body: &[u8]| {
         let len = u32::try_from(body.len()).unwrap().to_le_bytes();
         check_frame(&[&b"I"[..], &len, body].concat());
@@ -224,8 +222,8 @@ fn a_record_with_any_length_is_read_without_allocation() {
     }
 }
 
-/// Reads lines of gir-json within so many bytes for each of them, and what is there once: the
-/// columns of two images that are in hand.
+/// Reads lines of gir-json with a bound on the bytes for each, and on what is allocated once: the
+/// columns of the two current images.
 fn check_json_within(most: usize, texts: &[u8]) {
     let (_, held) = held_by(|| {
         let (mut reader, mut out) = (JsonReader::new(), Writer::new());
@@ -328,13 +326,12 @@ fn a_wide_schema_does_not_make_short_changes_dear() {
     let begin =
         r#"{"operation":"begin","transaction":{"lsn":"0/1","commit_time":"2024-02-29T12:30:00Z"}}"#;
     let change = r#"{"operation":"update","schema":{"number":0,"namespace":"s","table":"t"},"before":{},"after":{}}"#;
-    // What a change does not say of 1,664 columns takes a byte each in the record; buffers grow by
-    // doubling.
+    // An omitted column of 1,664 takes a byte in each record; buffers grow by doubling.
     for changes in [1, 100, 1_000] {
         let text = format!("{schema}\n{begin}\n{}", vec![change; changes].join("\n"));
         check_json_within(160, text.as_bytes());
     }
-    // One column more is refused, however many there are.
+    // One column more is refused, for any number of them.
     let columns = vec![r#"{"name":"c","type":"x"}"#; 20_000].join(",");
     check_json(format!(r#"{{"operation":"schema","schema":{{"namespace":"s","table":"t","columns":[{columns}]}}}}"#).as_bytes());
     // Many schemas.
@@ -344,8 +341,8 @@ fn a_wide_schema_does_not_make_short_changes_dear() {
     check_json(schemas.join("\n").as_bytes());
 }
 
-/// A schema of `columns` columns of this name, with keys of `keys` columns each, all of them the
-/// first one.
+/// Writes a schema of `columns` columns with this name. Each key has as many columns as `keys`
+/// says, all of them the first one.
 fn put_schema(writer: &mut Writer, name: &str, columns: usize, keys: &[usize]) {
     let column = Column {
         flags: ColumnFlags(0),
@@ -356,7 +353,7 @@ fn put_schema(writer: &mut Writer, name: &str, columns: usize, keys: &[usize]) {
         type_name: "numeric",
         mark: 0,
     };
-    // JSON refuses columns of one name.
+    // JSON refuses columns of the same name.
     let names: Vec<_> = (0..columns).map(|i| format!("{name}{i}")).collect();
     let columns: Vec<_> = names.iter().map(|name| Column { name, ..column }).collect();
     let first = SchemaKeyColumn {
@@ -371,7 +368,7 @@ fn put_schema(writer: &mut Writer, name: &str, columns: usize, keys: &[usize]) {
         .unwrap();
 }
 
-/// Takes text and keeps none of it.
+/// Counts text without keeping it.
 #[derive(Default)]
 struct Length(usize);
 
@@ -382,7 +379,7 @@ impl std::fmt::Write for Length {
     }
 }
 
-/// A row of as many such decimals as a frame of a walsender has room for.
+/// Returns a row of as many such decimals as fit into a frame of a walsender.
 fn decimals(weight: i16, scale: u16, digits: &[u16]) -> Writer {
     let count = u16::try_from(digits.len()).unwrap();
     let head = [count, weight.cast_unsigned(), 0x4000, scale];
@@ -431,7 +428,7 @@ fn text_and_json_of_decimals_are_made_within_a_multiple_of_their_length() {
                 json.record(&record, &mut line).unwrap();
             }
         });
-        // 1,024 digits for 8 bytes, and what grows doubles.
+        // 1,024 digits for 8 bytes, and buffers grow by doubling.
         assert!(
             held <= 300 * frame.len(),
             "{held} bytes for {} of a frame, weight {weight}, scale {scale}",

@@ -1,15 +1,15 @@
-//! What can be wrong with text that claims to be gir-json.
+//! Errors in text that should be gir-json.
 
-/// Where and what: every error says at which byte, and in which member.
+/// An error and its place: the byte, and the member.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{kind}, at byte {offset}{}", place(.path))]
 pub struct JsonError {
-    /// Bytes before the place, from the start of the text that was given.
+    /// Bytes before the place, from the start of the given text.
     pub offset: usize,
     /// The place as a JSON pointer (RFC 6901), for example `/after/price`; empty for the text as a
     /// whole.
     pub path: String,
-    /// What is wrong there.
+    /// The error at this place.
     pub kind: JsonErrorKind,
 }
 
@@ -21,10 +21,10 @@ fn place(path: &str) -> String {
     }
 }
 
-/// What is wrong.
+/// The error without its place.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum JsonErrorKind {
-    /// The text is not JSON: what should have been there.
+    /// The text is not JSON. The value names the expected text.
     #[error("{0} expected")]
     Expected(&'static str),
     /// The text is not UTF-8.
@@ -33,49 +33,49 @@ pub enum JsonErrorKind {
     /// A string has an escape that JSON does not have, or half of a surrogate pair.
     #[error("malformed escape in a string")]
     BadEscape,
-    /// Objects or arrays in each other, deeper than any record needs.
+    /// Objects or arrays are nested more deeply than any record requires.
     #[error("nested too deeply")]
     TooDeep,
-    /// The value has another JSON type than this place takes.
+    /// The value does not have the JSON type that is required in this place.
     #[error("{0} expected here")]
     WrongType(&'static str),
-    /// A member that has to be there is not.
+    /// A required member is missing.
     #[error("member \"{0}\" is missing")]
     Missing(&'static str),
-    /// A member that this version does not know, or a column that the schema does not have.
+    /// A member is unknown to this version, or a column is not in the schema.
     #[error("unknown member \"{0}\"")]
     UnknownMember(String),
-    /// A member is there twice.
+    /// A member occurs twice.
     #[error("member \"{0}\" is there twice")]
     Twice(String),
-    /// A word out of a fixed list is another one.
+    /// A word is not one of a fixed list.
     #[error("unknown {what} \"{found}\"")]
     UnknownWord {
-        /// Of what.
+        /// The list that it should be from.
         what: &'static str,
         /// The word.
         found: String,
     },
-    /// Text that is not in the form of what it should be.
+    /// A text is not in the required form.
     #[error("malformed {0}")]
     Malformed(&'static str),
-    /// A number or a time outside its range.
+    /// A number or a time is outside its range.
     #[error("{0} is out of range")]
     OutOfRange(&'static str),
-    /// A schema is referred to that was not there.
+    /// The schema was not announced.
     #[error("schema {0} was not announced")]
     UnknownSchema(u32),
-    /// A schema number stands for something else than before.
+    /// A schema number was announced for another schema.
     #[error("schema {0} is not the one that was announced under this number")]
     OtherSchema(u32),
-    /// A record in a place where it has no business: the stream's order is broken.
+    /// A record is not allowed in its place: the stream's order is broken.
     #[error("{0}")]
     OutOfOrder(&'static str),
-    /// The object is of a stream with transactions that have not committed, where only others are
-    /// taken.
+    /// The object belongs to a transaction that has not committed, and the reader accepts only
+    /// committed ones.
     #[error("transactions that have not committed are not taken here")]
     Uncommitted,
-    /// The record can't be written in the binary form.
+    /// The record has no binary form.
     #[error("{0}")]
     Record(crate::Error),
 }
@@ -92,7 +92,7 @@ impl JsonError {
         }
     }
 
-    /// The same error, seen from the object or array around it.
+    /// Adds the object or array around the place to the path.
     pub(super) fn inside(mut self, member: &str) -> Self {
         let escaped = member.replace('~', "~0").replace('/', "~1");
         self.path.insert_str(0, &escaped);

@@ -1,7 +1,7 @@
-//! Dates and times as text: RFC 3339 for the years 1 to 9999, and the same with a longer year or
-//! ` BC` outside of them.
+//! Dates and times as text: RFC 3339 for the years 1 to 9999, and outside of them the same form
+//! with a longer year or ` BC`.
 //!
-//! PostgreSQL's input functions take every one of these texts.
+//! PostgreSQL's input functions accept all of these texts.
 
 use crate::calendar::Date;
 use crate::value::{DateTime, DateTimeKind};
@@ -9,7 +9,7 @@ use crate::value::{DateTime, DateTimeKind};
 const MICROS_PER_SECOND: i64 = 1_000_000;
 const MICROS_PER_DAY: i64 = 86_400 * MICROS_PER_SECOND;
 
-/// Microseconds since 1970-01-01 UTC: `2024-02-29T12:30:00.5Z`.
+/// Returns the text of microseconds since 1970-01-01 UTC: `2024-02-29T12:30:00.5Z`.
 pub(super) fn timestamp_text(micros: i64) -> String {
     let moment = DateTime {
         kind: DateTimeKind::Finite,
@@ -24,18 +24,18 @@ pub(super) fn timestamp_text(micros: i64) -> String {
     }
 }
 
-/// The reverse of [`timestamp_text`].
+/// Parses the text of [`timestamp_text`].
 pub(super) fn timestamp_from_text(text: &str) -> Option<i64> {
     let (text, bc) = era(text);
     let (date, time) = text.strip_suffix('Z')?.split_once('T')?;
     let days = days(date, bc)?;
     let micros = micros(time).filter(|micros| *micros < MICROS_PER_DAY)?;
-    // The first representable day is not whole, so its midnight does not fit.
+    // Midnight of the first representable day does not fit, as that day is not complete.
     i64::try_from(i128::from(days) * i128::from(MICROS_PER_DAY) + i128::from(micros)).ok()
 }
 
-/// `2024-02-29T12:30:00.5` without offset, `2024-02-29T12:30:00+05:30` with one; `infinity`,
-/// `-infinity`, also with an offset.
+/// Returns the text of a date and time: `2024-02-29T12:30:00.5` without offset,
+/// `2024-02-29T12:30:00+05:30` with one; `infinity`, `-infinity`, also with an offset.
 pub(super) fn date_time_text(value: &DateTime) -> String {
     let (text, bc) = match value.kind {
         DateTimeKind::Infinity => ("infinity".to_owned(), ""),
@@ -65,7 +65,7 @@ pub(super) fn date_time_text(value: &DateTime) -> String {
     }
 }
 
-/// The reverse of [`date_time_text`].
+/// Parses the text of [`date_time_text`].
 pub(super) fn date_time_from_text(text: &str) -> Option<DateTime> {
     for (word, kind) in [
         ("infinity", DateTimeKind::Infinity),
@@ -124,7 +124,7 @@ fn days(text: &str, bc: bool) -> Option<i64> {
     date.to_days()
 }
 
-/// Microseconds of the day, up to 24:00:00.
+/// Parses a time of day, up to 24:00:00, and returns its microseconds.
 fn micros(text: &str) -> Option<i64> {
     let (clock, fraction) = match text.split_once('.') {
         Some((clock, fraction)) => (clock, Some(fraction)),
@@ -140,7 +140,7 @@ fn micros(text: &str) -> Option<i64> {
     Some(seconds * MICROS_PER_SECOND + micros).filter(|micros| *micros <= DateTime::MAX_MICROS)
 }
 
-/// `+05:30`, `-00:00:01`; as many hours as 32 bits of seconds have.
+/// Parses an offset like `+05:30` or `-00:00:01`; its seconds must fit 32 bits. Returns seconds.
 fn offset(text: &str) -> Option<i32> {
     let (sign, text) = match (text.strip_prefix('+'), text.strip_prefix('-')) {
         (Some(text), _) => (1, text),

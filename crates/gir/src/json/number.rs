@@ -1,19 +1,20 @@
-//! Numbers that no JSON number holds, from their decimal digits: decimals in `numeric_send` form,
-//! integers of any width.
+//! Parses numbers that JSON numbers cannot hold from their decimal digits: decimals in
+//! `numeric_send` form, integers of any width.
 
 use crate::value::Decimal;
 
-/// Whole digits that numeric can hold (`NUMERIC_WEIGHT_MAX` + 1, times four digits).
+/// Most digits before the point in numeric (`NUMERIC_WEIGHT_MAX` + 1, times four digits).
 const MAX_WHOLE_DIGITS: usize = 131_072;
-/// Bytes of the widest integer that is written as digits: turning one into the other takes time
-/// that grows with the square.
+/// Bytes of the widest integer that is written as digits, since the conversion takes quadratic
+/// time.
 const MAX_INTEGER_BYTES: usize = 1024;
 
-/// Bytes in `numeric_send` form, as PostgreSQL would send the number: no zero digits at either end.
+/// Returns the number in `numeric_send` form, as PostgreSQL would send it: no zero digits at either
+/// end.
 pub(super) fn decimal_from_text(text: &str) -> Option<Vec<u8>> {
     let special = match text {
         "NaN" => Some((0xC000_u16, 0_u16)),
-        // PostgreSQL sends 32 as the places of an infinity.
+        // PostgreSQL sends 32 as the scale of an infinity.
         "Infinity" => Some((0xD000, 32)),
         "-Infinity" => Some((0xF000, 32)),
         _ => None,
@@ -42,8 +43,8 @@ pub(super) fn decimal_from_text(text: &str) -> Option<Vec<u8>> {
         return None;
     }
     let mut digits = Vec::with_capacity(whole.len() / 4 + fraction.len() / 4 + 2);
-    // The first group has what the others leave of the whole digits; the last one is filled up with
-    // zeros.
+    // The first group has the whole digits that do not fill the others; the last group is filled up
+    // with zeros.
     let (head, tail) = whole.split_at_checked(whole.len() % 4)?;
     if !head.is_empty() {
         digits.push(head.parse::<u16>().ok()?);
@@ -66,7 +67,7 @@ pub(super) fn decimal_from_text(text: &str) -> Option<Vec<u8>> {
     ))
 }
 
-/// Groups of four digits each, the last one filled up with zeros.
+/// Appends groups of four digits each, the last one filled up with zeros.
 fn groups(text: &str, out: &mut Vec<u16>) -> Option<()> {
     for chunk in text.as_bytes().chunks(4) {
         let mut group = 0_u16;
@@ -88,7 +89,7 @@ fn fields(weight: i16, sign: u16, scale: u16, digits: &[u16]) -> Vec<u8> {
         .collect()
 }
 
-/// Whether the digits of the number give back just these bytes.
+/// Returns whether parsing the number's digits yields exactly these bytes.
 pub(super) fn is_plain_decimal(decimal: &Decimal<'_>) -> bool {
     let (fields, _) = decimal.as_bytes().as_chunks::<2>();
     let [_, weight, sign, scale, digits @ ..] = fields else {
@@ -108,7 +109,7 @@ pub(super) fn is_plain_decimal(decimal: &Decimal<'_>) -> bool {
     if number(first) == 0 || last == 0 {
         return false;
     }
-    // Decimal places that the stored digits need.
+    // Decimal places that the stored digits require.
     let groups = i64::try_from(digits.len()).unwrap_or(i64::MAX) - 1 - weight;
     let spare = [1000, 100, 10]
         .iter()
@@ -117,12 +118,13 @@ pub(super) fn is_plain_decimal(decimal: &Decimal<'_>) -> bool {
     groups * 4 - spare <= i64::from(scale)
 }
 
-/// Whether the digits of the integer give back just these bytes, and are not too many.
+/// Returns whether parsing the integer's digits yields exactly these bytes, and they are not too
+/// many.
 pub(super) fn is_plain_integer(bytes: &[u8]) -> bool {
     is_shortest(bytes) && bytes.len() <= MAX_INTEGER_BYTES
 }
 
-/// Whether the last byte is needed for the value or its sign.
+/// Returns whether the last byte is needed for the value or its sign.
 fn is_shortest(bytes: &[u8]) -> bool {
     match bytes {
         [] => true,
@@ -131,7 +133,7 @@ fn is_shortest(bytes: &[u8]) -> bool {
     }
 }
 
-/// The shortest two's complement, lowest byte first; no bytes for zero.
+/// Returns the shortest two's complement, lowest byte first; no bytes for zero.
 pub(super) fn integer_from_text(text: &str) -> Option<Vec<u8>> {
     let (negative, digits) = match text.strip_prefix('-') {
         Some(rest) => (true, rest),
@@ -166,7 +168,7 @@ pub(super) fn integer_from_text(text: &str) -> Option<Vec<u8>> {
             (*byte, carry) = (!*byte).overflowing_add(u8::from(carry));
         }
     }
-    // A byte that only holds the sign, and then none that is not needed.
+    // Append a sign byte, then remove redundant ones.
     let is_zero = bytes.iter().all(|byte| *byte == 0);
     bytes.push(if negative && !is_zero { 0xff } else { 0 });
     while !is_shortest(&bytes) {

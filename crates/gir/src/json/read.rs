@@ -1,4 +1,4 @@
-//! JSON objects into records.
+//! Converts JSON objects to records.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
@@ -16,55 +16,56 @@ use crate::schema::{Column, ColumnFlags, ReplicaIdentity, SchemaKeyColumn, Schem
 use crate::stream::{PROTOCOL_VERSION, StreamHeader};
 use crate::value::Value;
 
-/// Columns of a relation that are taken: what PostgreSQL's tuples can have. An image says only what
-/// it has of them, so more would let a short text ask for much memory.
+/// Most columns of a relation that are accepted, as PostgreSQL's tuples have no more. An image
+/// names only the columns that it has, so a larger limit would let a short text allocate much
+/// memory.
 const MAX_COLUMNS: usize = 1_664;
 
-/// Reads gir-json and writes the records that it stands for.
+/// Reads gir-json and writes the records that it describes.
 ///
-/// One value reads one stream. Objects may come in any portions, an array of them counts as so many
-/// objects. What [`super::JsonWriter`] wrote gives the records back as they were. Objects from
-/// elsewhere may say less:
+/// One value reads one stream. Objects may arrive in any portions; an array counts as its objects.
+/// The output of [`super::JsonWriter`] yields the original records. Objects from other sources may
+/// contain less:
 ///
 /// - no stream object, no schema objects: changes carry their schema;
 /// - no `number` in a schema: equal schemas get one;
-/// - no begin and commit: neighbours with the same `transaction` are one, and
-///   [`JsonReader::finish`] ends the last;
+/// - no begin and commit: neighbours with the same `transaction` form one transaction, and
+///   [`JsonReader::finish`] ends the last one;
 /// - no `keys`: the change is a barrier.
 ///
-/// What still runs or is prepared has to say all of it: segments have a start and an end, prepared
-/// transactions a begin and a prepare object, and changes in them may leave out only which
-/// transaction they are of.
+/// In-progress and prepared transactions must be complete: segments have a start and an end,
+/// prepared transactions a begin and a prepare object. Changes in them may only omit which
+/// transaction they belong to.
 ///
-/// Memory is bounded by the length of what was read.
+/// Memory is bounded by the length of the input.
 #[derive(Debug, Default)]
 pub struct JsonReader {
-    /// Something was read.
+    /// Whether anything was read.
     started: bool,
     schemas: HashMap<u32, Known>,
     /// Schemas without a number, by their encoded form.
     numbers: HashMap<Vec<u8>, u32>,
     next_number: u32,
     open: Open,
-    /// Transactions of which segments came, and no end.
+    /// Transactions of which segments came, but no end.
     running: HashSet<u32>,
     /// Transactions that have not committed are refused.
     committed_only: bool,
 }
 
-/// A schema that was announced.
+/// An announced schema.
 #[derive(Debug)]
 struct Known {
-    /// As it was written last, which is how it mostly comes again.
+    /// The last text of the schema, as it mostly is repeated unchanged.
     text: String,
     /// Namespace and table.
     names: [String; 2],
-    /// The record's body but for the number.
+    /// The record's body without the number.
     body: Vec<u8>,
     columns: HashMap<String, usize>,
 }
 
-/// A member that may be there once.
+/// A member that may occur once.
 struct Member<'a>(Option<Node<'a>>);
 
 impl<'a> Member<'a> {
@@ -84,13 +85,13 @@ impl<'a> Member<'a> {
             .ok_or_else(|| within.error(JsonErrorKind::Missing(name)))
     }
 
-    /// A null counts as nothing.
+    /// Returns the value; null counts as missing.
     fn given(&self) -> Option<Node<'a>> {
         self.0.filter(|node| !node.is_null())
     }
 }
 
-/// The members of `$node`, each of the names given, each at most once; any other is an error.
+/// Reads the members of `$node`: each name may occur at most once, and other names are errors.
 macro_rules! members {
     ($node:expr, $($name:literal => $place:ident),+ $(,)?) => {
         $(let mut $place = Member::NONE;)+
@@ -104,20 +105,20 @@ macro_rules! members {
     };
 }
 
-// Behind the macro, which it uses.
+// Declared behind the macro, which it uses.
 mod boundary;
 
 use boundary::{Open, Within};
 
 impl JsonReader {
-    /// A stream of which nothing was read.
+    /// Returns a reader for a new stream.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The same, for who takes only transactions that have committed: what is said of others is
-    /// refused ([`JsonErrorKind::Uncommitted`]).
+    /// Returns a reader that accepts only committed transactions: records of others are refused
+    /// ([`JsonErrorKind::Uncommitted`]).
     #[must_use]
     pub fn of_committed() -> Self {
         Self {
@@ -126,11 +127,11 @@ impl JsonReader {
         }
     }
 
-    /// Read one JSON text, an object or an array of objects, and append its records to `out`.
+    /// Reads one JSON text, an object or an array of objects, and appends its records to `out`.
     ///
     /// # Errors
-    /// [`JsonError`], with the place in `text`. Nothing is appended then, and the stream can't be
-    /// read on.
+    /// [`JsonError`], with the place in `text`. Then nothing is appended, and reading cannot
+    /// continue.
     pub fn read(&mut self, text: &[u8], out: &mut Writer) -> std::result::Result<(), JsonError> {
         let start = out.len();
         let read = self.read_text(text, out);
@@ -140,10 +141,10 @@ impl JsonReader {
         read
     }
 
-    /// The text has ended: write the Commit of a transaction that had no begin object.
+    /// Ends the text: writes the Commit of a transaction without a begin object.
     ///
     /// # Errors
-    /// [`JsonErrorKind::OutOfOrder`] when a transaction that had one has no commit or prepare
+    /// [`JsonErrorKind::OutOfOrder`] if a transaction with a begin object has no commit or prepare
     /// object, or a segment no end.
     pub fn finish(&mut self, out: &mut Writer) -> std::result::Result<(), JsonError> {
         self.close(out).map_err(|kind| JsonError::new(0, kind))
@@ -240,7 +241,7 @@ impl JsonReader {
         self.schema(&schema, out).inside("schema").map(drop)
     }
 
-    /// The number of a schema, which is announced where it is new.
+    /// Returns the number of a schema, which is announced if it is new.
     fn schema(&mut self, node: &Node<'_>, out: &mut Writer) -> Result<SchemaNumber> {
         members!(node, "number" => number, "database" => database, "namespace" => namespace,
             "table" => table, "oid" => oid, "identity" => identity, "columns" => columns,
@@ -467,10 +468,10 @@ impl JsonReader {
     }
 }
 
-/// Whether nulls are equal in a key, and its columns.
+/// Whether nulls are equal in a key, and the key's columns.
 type OwnedKey<'a> = (bool, Vec<(u16, Cow<'a, str>)>);
 
-/// A schema as it is to be written.
+/// A schema to be written.
 struct Shape<'s> {
     /// Namespace and table.
     names: [&'s str; 2],
@@ -508,7 +509,7 @@ impl Shape<'_> {
     }
 }
 
-/// The keys that changes have hashes of.
+/// Reads the keys whose hashes changes have.
 fn read_unique_keys<'a>(
     node: &Node<'a>,
     columns: &HashMap<String, usize>,
@@ -556,7 +557,7 @@ fn read_key_column<'a>(
         .ok_or_else(|| node.error(JsonErrorKind::UnknownMember(name.into_owned())))
 }
 
-/// A column of a schema, with the names that had to be built.
+/// A column of a schema, which owns the names that were built.
 struct OwnedColumn<'a> {
     flags: ColumnFlags,
     type_oid: u32,
@@ -624,7 +625,7 @@ fn read_column<'a>(node: &Node<'a>) -> Result<OwnedColumn<'a>> {
     })
 }
 
-/// An image that has to be there, or must not.
+/// Reads an image that is required (`wanted`), or not allowed.
 fn read_side<'a>(
     node: &Node<'a>,
     (name, member): (&'static str, &Member<'a>),
@@ -642,7 +643,7 @@ fn read_side<'a>(
     }
 }
 
-/// The values of an image by column; what is not there is not available.
+/// Reads the values of an image by column; a missing column is not available.
 fn read_image<'a>(
     node: &Node<'a>,
     columns: &HashMap<String, usize>,
@@ -667,7 +668,7 @@ fn read_image<'a>(
     Ok(values)
 }
 
-/// Takes the values of an inserted row that its sender has looked up: nothing else has them.
+/// Takes the values of an inserted row that its sender has fetched: the record has no others.
 fn take_fetched<'a>(
     node: &Node<'a>,
     columns: &HashMap<String, usize>,
@@ -690,7 +691,7 @@ fn take_fetched<'a>(
     Ok(())
 }
 
-/// Checks that a list has names of columns that a row lacks.
+/// Checks that a list contains names of columns that a row lacks.
 fn check_unavailable(list: &Node<'_>, lacks: impl Fn(&str) -> bool) -> Result<()> {
     for (index, name) in list.elements()?.enumerate() {
         let at = index.to_string();
@@ -769,7 +770,7 @@ fn read_content<'a>(node: &Node<'a>) -> Result<Cow<'a, [u8]>> {
         .map(Cow::Owned)
 }
 
-/// `X/Y`, two hexadecimal numbers of 32 bits.
+/// Parses an LSN, `X/Y`: two hexadecimal numbers of 32 bits.
 fn read_lsn(node: &Node<'_>) -> Result<u64> {
     let half = |text: &str| {
         let plain = (1..=8).contains(&text.len()) && text.bytes().all(|c| c.is_ascii_hexdigit());
@@ -787,7 +788,7 @@ fn uuid(node: &Node<'_>) -> Result<[u8; 16]> {
         .ok_or_else(|| node.error(JsonErrorKind::Malformed("UUID")))
 }
 
-/// A string that has to be there.
+/// Returns the text of a required member.
 fn text<'a>(member: &Member<'a>, within: &Node<'a>, name: &'static str) -> Result<Cow<'a, str>> {
     member.required(within, name)?.string().inside(name)
 }

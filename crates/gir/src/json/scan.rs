@@ -1,18 +1,17 @@
-//! JSON texts (RFC 8259) taken apart in place: nothing is built, values are the stretches of text
-//! that they are made of.
+//! Parses JSON texts (RFC 8259) in place: nothing is built, and a value is a slice of the text.
 //!
-//! The whole text is checked once, when a [`Node`] is made of it; whoever walks it afterwards
-//! allocates only for strings with escapes. So memory is bounded by the length of the text, and
-//! time by a small multiple of it.
+//! The whole text is checked once, when a [`Node`] is made of it. Walking it afterwards allocates
+//! only for strings with escapes. So memory is bounded by the length of the text, and time by a
+//! small multiple of it.
 
 use std::borrow::Cow;
 
 use super::error::{JsonError, JsonErrorKind, Result};
 
-/// Objects and arrays in each other. A record needs six.
+/// Deepest nesting of objects and arrays. A record needs six.
 const MAX_DEPTH: usize = 16;
 
-/// A JSON value: its text, without white space around it, and where that is.
+/// A JSON value: its text, without white space around it, and its position.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Node<'a> {
     text: &'a str,
@@ -20,7 +19,7 @@ pub(super) struct Node<'a> {
 }
 
 impl<'a> Node<'a> {
-    /// The one value of a text.
+    /// Parses a text with exactly one value.
     pub(super) fn parse(text: &'a [u8]) -> Result<Self> {
         let text = std::str::from_utf8(text)
             .map_err(|error| JsonError::new(error.valid_up_to(), JsonErrorKind::NotUtf8))?;
@@ -41,7 +40,7 @@ impl<'a> Node<'a> {
         Err(self.error(JsonErrorKind::WrongType(expected)))
     }
 
-    /// The value's text.
+    /// Returns the value's text.
     pub(super) fn text(&self) -> &'a str {
         self.text
     }
@@ -85,7 +84,7 @@ impl<'a> Node<'a> {
         Scan::new(self.text, self.offset).string()
     }
 
-    /// A number's text.
+    /// Returns a number's text.
     pub(super) fn number(&self) -> Result<&'a str> {
         if self.is_number() {
             Ok(self.text)
@@ -94,7 +93,7 @@ impl<'a> Node<'a> {
         }
     }
 
-    /// A whole number of type `T`. Written without fraction or exponent.
+    /// Parses a whole number of type `T`, without fraction or exponent.
     pub(super) fn integer<T: std::str::FromStr>(&self, what: &'static str) -> Result<T> {
         let text = self.number()?;
         if text.contains(['.', 'e', 'E']) {
@@ -104,7 +103,7 @@ impl<'a> Node<'a> {
             .map_err(|_| self.error(JsonErrorKind::OutOfRange(what)))
     }
 
-    /// The members of an object, as they stand.
+    /// Returns the members of an object in their order.
     pub(super) fn members(&self) -> Result<Members<'a>> {
         if !self.is_object() {
             return self.wrong("an object");
@@ -112,7 +111,7 @@ impl<'a> Node<'a> {
         Ok(Members(Items::new(self)))
     }
 
-    /// The elements of an array.
+    /// Returns the elements of an array.
     pub(super) fn elements(&self) -> Result<Elements<'a>> {
         if !self.is_array() {
             return self.wrong("an array");
@@ -121,7 +120,7 @@ impl<'a> Node<'a> {
     }
 }
 
-/// What stands between brackets.
+/// The items between brackets.
 #[derive(Debug)]
 struct Items<'a> {
     scan: Scan<'a>,
@@ -135,8 +134,8 @@ impl<'a> Items<'a> {
         Self { scan, done: false }
     }
 
-    /// Go to the next item; false at the end. The text was checked, so separators are where they
-    /// should be.
+    /// Moves to the next item; returns false at the end. The text was checked, so separators are in
+    /// their places.
     fn advance(&mut self) -> bool {
         if self.done {
             return false;
@@ -190,7 +189,7 @@ impl<'a> Iterator for Elements<'a> {
 #[derive(Debug)]
 struct Scan<'a> {
     text: &'a str,
-    /// Of the text, in the text that was given.
+    /// Position of this text in the text that was given.
     offset: usize,
     at: usize,
 }
@@ -231,7 +230,7 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// Check the value that comes next and give its text.
+    /// Checks the next value and returns its text.
     fn value(&mut self, depth: usize) -> Result<Node<'a>> {
         self.skip_space();
         let start = self.at;
@@ -339,7 +338,7 @@ impl<'a> Scan<'a> {
         Ok(())
     }
 
-    /// Check a string without making one.
+    /// Checks a string without building it.
     fn skip_string(&mut self) -> Result<()> {
         self.take(b'"', "a string")?;
         loop {
@@ -384,7 +383,7 @@ impl<'a> Scan<'a> {
         Ok(Cow::Owned(text))
     }
 
-    /// The character that an escape stands for.
+    /// Returns the character of an escape.
     fn escape(&mut self) -> Result<char> {
         let bad = self.fail(JsonErrorKind::BadEscape);
         self.at += 1;

@@ -1,9 +1,9 @@
 //! One column's value as JSON, and back.
 //!
-//! Null, integers that every reader takes exactly, and strings are JSON's own. Anything else is an
-//! object of one member, whose name says what it is. True and false are the integers 1 and 0, of
-//! which they are the form in columns of type bool. `fetched` stands around a value that was looked
-//! up in the table and is not in WAL.
+//! Null, integers that every reader represents exactly, and strings are JSON's own. Any other value
+//! is an object with one member, whose name is the kind of value. True and false are the integers 1
+//! and 0; columns of type bool use this form. `fetched` encloses a value that was fetched from the
+//! table and is not in WAL.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -13,22 +13,22 @@ use super::scan::Node;
 use super::{MAX_SAFE_INTEGER, moment, number};
 use crate::value::{DateTime, Decimal, Value};
 
-/// Turns bytes of a stream whose charset is not UTF-8 into text.
+/// Converts bytes of a stream whose charset is not UTF-8 to text.
 pub type Decoder = fn(&[u8]) -> Option<String>;
 
-/// How bytes of the stream become text.
+/// How bytes of the stream are converted to text.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) enum Charset {
-    /// UTF8, or SQL_ASCII, where bytes that are UTF-8 are taken for text.
+    /// UTF8, or SQL_ASCII, where bytes that are valid UTF-8 count as text.
     #[default]
     Utf8,
-    /// One of the others: ASCII is the same in each.
+    /// Another charset; ASCII is the same in all of them.
     Other(Option<Decoder>),
 }
 
 impl Charset {
-    /// `None` for bytes that are no text. A zero byte is text for JSON, but not for PostgreSQL's
-    /// jsonb.
+    /// Converts bytes to text; `None` if they are not text. A zero byte is not text either: JSON
+    /// allows it, but PostgreSQL's jsonb does not.
     pub(super) fn decode(self, bytes: &[u8]) -> Option<Cow<'_, str>> {
         let text = match self {
             Self::Other(Some(decoder)) if !bytes.is_ascii() => decoder(bytes).map(Cow::Owned),
@@ -39,7 +39,7 @@ impl Charset {
     }
 }
 
-/// Append `value`. [`Value::None`] has no form of its own: the column is left out.
+/// Appends `value`. [`Value::None`] has no form of its own: the column is left out.
 pub(super) fn put_value(out: &mut String, value: &Value<'_>, charset: Charset) {
     match value {
         Value::Null | Value::None => out.push_str("null"),
@@ -81,12 +81,12 @@ pub(super) fn put_value(out: &mut String, value: &Value<'_>, charset: Charset) {
     }
 }
 
-/// Writing to a String can't fail.
+/// Appends formatted text. Writing to a String does not fail.
 fn print(out: &mut String, text: std::fmt::Arguments<'_>) {
     let _ = out.write_fmt(text);
 }
 
-/// `text` needs no escapes.
+/// Appends an object with one member; `text` needs no escapes.
 fn put_kind(out: &mut String, kind: &str, text: &str) {
     for part in ["{\"", kind, "\":\"", text, "\"}"] {
         out.push_str(part);
@@ -101,7 +101,7 @@ fn put_hex(out: &mut String, kind: &str, bytes: &[u8]) {
     out.push_str("\"}");
 }
 
-/// Append bytes as lower-case hexadecimal digits.
+/// Appends bytes as lower-case hexadecimal digits.
 pub(super) fn hex_into(out: &mut String, bytes: &[u8]) {
     out.reserve(bytes.len() * 2);
     for byte in bytes {
@@ -111,7 +111,7 @@ pub(super) fn hex_into(out: &mut String, bytes: &[u8]) {
     }
 }
 
-/// Hexadecimal digits, two a byte.
+/// Parses hexadecimal digits, two a byte.
 pub(super) fn hex_bytes(text: &str) -> Option<Vec<u8>> {
     let (pairs, rest) = text.as_bytes().as_chunks::<2>();
     if !rest.is_empty() {
@@ -126,7 +126,7 @@ pub(super) fn hex_bytes(text: &str) -> Option<Vec<u8>> {
         .collect()
 }
 
-/// A JSON string. Whatever is not a control character stands for itself.
+/// Appends a JSON string. Only quotes, backslashes and control characters are escaped.
 pub(super) fn put_string(out: &mut String, text: &str) {
     out.push('"');
     let mut rest = text;
@@ -149,11 +149,11 @@ pub(super) fn put_string(out: &mut String, text: &str) {
     out.push('"');
 }
 
-/// A float of either width: a number where that says it all.
+/// A float of either width: a number if that is exact.
 enum Float {
     Number(String),
     Word(&'static str),
-    /// A NaN with a sign or a payload of its own.
+    /// A NaN with a sign or a non-standard payload.
     Bits(String),
 }
 
@@ -175,7 +175,8 @@ impl From<f32> for Float {
     }
 }
 
-/// Zero with a sign is one, because a reader may take it for an integer.
+/// Returns the word of a special value. Negative zero is one, as a reader may take it for an
+/// integer.
 fn special(value: f64) -> Option<Float> {
     Some(Float::Word(match () {
         () if value.is_nan() => "NaN",
@@ -194,7 +195,7 @@ fn put_float(out: &mut String, kind: &str, value: &Float) {
     }
 }
 
-/// A value that was read, with what had to be built for it.
+/// A value that was read, which owns the parts that had to be built.
 #[derive(Debug)]
 pub(super) enum Read<'a> {
     Plain(Value<'static>),
@@ -222,7 +223,7 @@ impl Read<'_> {
     }
 }
 
-/// Read a column's value.
+/// Reads a column's value.
 pub(super) fn read_value<'a>(node: &Node<'a>) -> Result<Read<'a>> {
     if node.is_null() {
         return Ok(Read::Plain(Value::Null));
@@ -232,7 +233,7 @@ pub(super) fn read_value<'a>(node: &Node<'a>) -> Result<Read<'a>> {
     }
     if node.is_number() {
         let value: i64 = node.integer("integer")?;
-        // Past that, readers on the way may have rounded it.
+        // Beyond that, a reader in between may have rounded the value.
         if value.unsigned_abs() > MAX_SAFE_INTEGER {
             return Err(node.error(JsonErrorKind::OutOfRange("integer")));
         }
@@ -258,7 +259,7 @@ pub(super) fn read_value<'a>(node: &Node<'a>) -> Result<Read<'a>> {
     read_kind(node, &kind, &inner).inside(&kind)
 }
 
-/// The value that a node has as fetched, if it is one.
+/// Returns the fetched value in a node, if it has one.
 pub(super) fn fetched_value<'a>(node: &Node<'a>) -> Result<Option<Read<'a>>> {
     if !node.is_object() {
         return Ok(None);
@@ -291,7 +292,7 @@ fn read_kind<'a>(node: &Node<'a>, kind: &str, inner: &Node<'a>) -> Result<Read<'
         "double" => {
             let value = match read_float(inner)?.as_ref() {
                 "NaN" => f64::NAN,
-                // Rust's own names for the rest, so only PostgreSQL's are let through.
+                // Rust also parses its own names of special values; only PostgreSQL's are accepted.
                 text => finite(text).ok_or_else(|| malformed("float"))?,
             };
             Read::Plain(Value::Double(value))
@@ -333,7 +334,7 @@ fn read_kind<'a>(node: &Node<'a>, kind: &str, inner: &Node<'a>) -> Result<Read<'
         "binary" => Read::Binary(bytes("hexadecimal bytes")?),
         "text" => Read::Text(inner.string()?),
         "text_bytes" => Read::TextBytes(bytes("hexadecimal bytes")?),
-        // What the record says is that it does not have the value.
+        // The record itself does not have the value.
         "fetched" => {
             if inner.is_object()
                 && let Some(Ok((name, _))) = inner.members()?.next()
@@ -353,7 +354,7 @@ fn read_kind<'a>(node: &Node<'a>, kind: &str, inner: &Node<'a>) -> Result<Read<'
     })
 }
 
-/// A moment in UTC.
+/// Reads a timestamp in UTC.
 pub(super) fn read_timestamp(node: &Node<'_>) -> Result<i64> {
     moment::timestamp_from_text(&node.string()?)
         .ok_or_else(|| node.error(JsonErrorKind::Malformed("timestamp")))
@@ -371,7 +372,7 @@ fn read_float<'a>(node: &Node<'a>) -> Result<Cow<'a, str>> {
     }
 }
 
-/// Everything but NaN. Digits that overflow are no number.
+/// Parses any float but NaN. Digits that overflow are not a number.
 fn finite<F: std::str::FromStr + Into<f64> + Copy>(text: &str) -> Option<F> {
     let value: F = text.parse().ok()?;
     let overflowed = value.into().is_infinite() && !text.ends_with("Infinity");

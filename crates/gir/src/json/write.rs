@@ -1,4 +1,4 @@
-//! Records into JSON objects.
+//! Converts records to JSON objects.
 
 mod boundary;
 
@@ -19,47 +19,47 @@ use crate::stream::{PROTOCOL_VERSION, StreamHeader};
 use crate::truncate::Truncate;
 use crate::value::Value;
 
-/// OID of PostgreSQL's type bool, the same everywhere.
+/// OID of PostgreSQL's type bool, which is fixed.
 const BOOL: u32 = 16;
 
-/// How much of a relation's schema a change carries.
+/// How much of a relation's schema a change contains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum SchemaDetail {
-    /// All of it, so that each object can be understood alone.
+    /// The whole schema, so that each object can be understood alone.
     #[default]
     Each,
-    /// Names and number; the columns are in the schema record, which comes once.
+    /// Names and number; the columns are in the schema object, which is written once.
     Once,
 }
 
-/// What is written.
+/// Options of the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct JsonOptions {
-    /// What changes say of their relation.
+    /// How much of their relation's schema changes contain.
     pub schema: SchemaDetail,
-    /// Key hashes, whether the change is a barrier, and of schemas the keys that are hashed. Needed
-    /// only by who schedules changes; a change that is read without them is a barrier.
+    /// Write key hashes and barriers of changes, and the hashed keys of schemas. Only needed for
+    /// scheduling; a change that is read without them is a barrier.
     pub keys: bool,
-    /// Where an after image lacks a column that the before image has, its value is taken from
-    /// there: what an update does not carry, it did not change.
+    /// Complete an after image from the before image: a column that the after image of an update
+    /// lacks was not changed.
     pub complete: bool,
 }
 
-/// Writes the records of one stream as JSON objects. Remembers what they refer to: the stream
-/// header, schemas, the transaction in hand.
+/// Writes the records of one stream as JSON objects. Remembers what records refer to: the stream
+/// header, schemas, the current transaction.
 #[derive(Debug, Clone, Default)]
 pub struct JsonWriter {
     options: JsonOptions,
     decoder: Option<Decoder>,
     charset: Charset,
-    /// As JSON strings.
+    /// Name of the node and of the database, as JSON strings.
     node: String,
     database: String,
     schemas: HashMap<SchemaNumber, Shape>,
-    /// What the objects of the transaction in hand say of it, as JSON: the member `transaction`,
-    /// that and `prepared`, or `running`; empty outside of transactions.
+    /// The current transaction's members in each object, as JSON: `transaction`, that and
+    /// `prepared`, or `running`; empty outside of transactions.
     within: String,
-    /// The transaction of the segment in hand.
+    /// The transaction of the current segment.
     segment: Option<u32>,
 }
 
@@ -73,7 +73,7 @@ struct Shape {
 }
 
 impl JsonWriter {
-    /// A stream of which nothing was written.
+    /// Returns a writer for a new stream.
     #[must_use]
     pub fn new(options: JsonOptions) -> Self {
         Self {
@@ -82,8 +82,9 @@ impl JsonWriter {
         }
     }
 
-    /// The same, with a way to read text that is not in UTF-8. Without one, strings that are not
-    /// ASCII are given as bytes where the stream's charset is neither UTF8 nor SQL_ASCII.
+    /// Returns a writer with a function that decodes text which is not in UTF-8. Without one,
+    /// strings that are not ASCII are written as bytes if the stream's charset is neither UTF8 nor
+    /// SQL_ASCII.
     #[must_use]
     pub fn with_decoder(options: JsonOptions, decoder: Decoder) -> Self {
         Self {
@@ -92,18 +93,18 @@ impl JsonWriter {
         }
     }
 
-    /// Append a record as one JSON object, without a line break in it or after it. Records have to
-    /// come in the order of the stream, none left out.
+    /// Appends a record as one JSON object, without a line break in it or after it. Records must be
+    /// passed in the order of the stream, without omissions.
     ///
     /// # Errors
-    /// [`Error::UnknownSchema`], [`Error::ColumnCount`] and [`Error::RepeatedColumn`]. Nothing is
-    /// appended then.
+    /// [`Error::UnknownSchema`], [`Error::ColumnCount`] and [`Error::RepeatedColumn`]. Then nothing
+    /// is appended.
     pub fn record(&mut self, record: &Record<'_>, out: &mut String) -> Result<()> {
         self.record_with(record, None, out)
     }
 
-    /// The same; columns that a change's after image lacks and `fetched` has are given from there,
-    /// marked as fetched.
+    /// Appends a record like [`JsonWriter::record`]. Columns that a change's after image lacks are
+    /// taken from `fetched`, marked as fetched.
     ///
     /// # Errors
     /// As [`JsonWriter::record`].
@@ -137,14 +138,14 @@ impl JsonWriter {
         written
     }
 
-    /// Forget the schemas with other numbers than those that `in_use` is true for: no record will
-    /// refer to them. Who does not know keeps them all, which takes memory for each shape that a
-    /// table of the stream ever had.
+    /// Forgets the schemas for which `in_use` returns false: no later record may refer to them. A
+    /// caller that does not know which are in use keeps them all, which takes memory for each shape
+    /// that a table of the stream ever had.
     pub fn keep_schemas(&mut self, mut in_use: impl FnMut(SchemaNumber) -> bool) {
         self.schemas.retain(|number, _| in_use(*number));
     }
 
-    /// What is said of a transaction, and not of what it changed.
+    /// Appends a record of a transaction's boundaries.
     fn boundary(&mut self, record: &Record<'_>, out: &mut String) {
         match record {
             Record::Begin(begin) => self.begin(begin, out),
@@ -168,7 +169,7 @@ impl JsonWriter {
     }
 
     fn stream_header(&mut self, header: &StreamHeader<'_>, out: &mut String) {
-        // Text that was decoded is in UTF-8 from here on.
+        // Decoded text is in UTF-8.
         let (charset, name) = match (header.charset, self.decoder) {
             ("UTF8" | "SQL_ASCII", _) => (Charset::Utf8, header.charset),
             (_, Some(decoder)) => (Charset::Other(Some(decoder)), "UTF8"),
@@ -353,7 +354,7 @@ impl JsonWriter {
         out.push_str(r#","prefix":"#);
         put_string(out, message.prefix);
         out.push_str(r#","content":"#);
-        // Nothing says that a message's content is text in the database's charset.
+        // A message's content is not necessarily text in the database's charset.
         let charset = match self.charset {
             Charset::Utf8 => Charset::Utf8,
             Charset::Other(_) => Charset::Other(None),
@@ -399,7 +400,7 @@ impl Shape {
             each.push_str(if columns.is_empty() { "{" } else { ",{" });
             print(&mut each, format_args!(r#""name":{name},"type":"#));
             put_string(&mut each, column.type_name);
-            // What is as usual is not mentioned.
+            // Usual values are not mentioned.
             if column.type_namespace != "pg_catalog" {
                 each.push_str(r#","type_namespace":"#);
                 put_string(&mut each, column.type_namespace);
@@ -440,8 +441,8 @@ impl Shape {
     }
 }
 
-/// Names the columns that an inserted row lacks, if it lacks any: a reader would take them for null
-/// or give them defaults.
+/// Names the columns that an inserted row lacks, if there are any: a reader would take them for
+/// null or give them defaults.
 fn put_unavailable(
     shape: &Shape,
     after: &Image<'_>,
@@ -465,7 +466,7 @@ fn put_unavailable(
     Ok(())
 }
 
-/// The keys that changes have hashes of. A column that is compared as usual is only named.
+/// Appends the keys whose hashes changes have. A column with the usual comparison is only named.
 fn put_unique_keys(out: &mut String, schema: &Schema<'_>) {
     let names: Vec<_> = schema.columns().map(|column| column.name).collect();
     out.push_str(r#","unique_keys":["#);
@@ -499,12 +500,12 @@ fn json_string(text: &str) -> String {
     out
 }
 
-/// Writing to a String can't fail.
+/// Appends formatted text. Writing to a String does not fail.
 fn print(out: &mut String, text: std::fmt::Arguments<'_>) {
     let _ = out.write_fmt(text);
 }
 
-/// `"X/Y"`.
+/// Appends an LSN like `"X/Y"`.
 fn put_lsn(out: &mut String, lsn: u64) {
     print(
         out,

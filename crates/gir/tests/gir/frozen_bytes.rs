@@ -1,5 +1,5 @@
-//! The bytes of version 1, written out. A change of format fails here, and where docs/PROTOCOL.md
-//! shows the same bytes.
+//! The bytes of version 1, written out. A change of format fails here, and at the place where
+//! docs/PROTOCOL.md shows the same bytes.
 
 use braid_gir::{
     Abort, BeforeKind, Begin, Column, ColumnFlags, Commit, DateTime, DateTimeKind, Decimal,
@@ -44,7 +44,7 @@ const EXAMPLE: [&str; 9] = [
      a018560100000000 d018560100000000 00c2f96a84120600",
 ];
 
-/// A transaction that was prepared, or what became of it, without the tag.
+/// A prepared transaction, or its end, without the tag.
 const PREPARED: &str = "2e000000
      a018560100000000 00c2f96a84120600 ef020000 057061726973 0030000001000000
      d018560100000000 0374776f";

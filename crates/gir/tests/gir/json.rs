@@ -1,5 +1,5 @@
-//! gir-json: what is written is read as the same records, says what the published schema says, and
-//! whatever is not gir-json is an error that names the place.
+//! gir-json: written records are read back unchanged and satisfy the published schema; any other
+//! text is an error that names the place.
 
 use std::collections::BTreeSet;
 use std::sync::OnceLock;
@@ -43,13 +43,13 @@ pub fn read(lines: &[String]) -> Writer {
     out
 }
 
-/// Records that make a stream: a header, transactions whose changes have a schema that was
-/// announced, segments, what is prepared.
+/// A stream's records: a header, transactions whose changes have an announced schema, segments,
+/// prepared transactions.
 fn stream() -> impl Strategy<Value = Vec<OwnedRecord>> {
     vec(record(), 0..40).prop_map(in_order)
 }
 
-/// What is open, as the records have to stand.
+/// The open transaction or segment, as the order of records requires.
 #[derive(Clone, Copy)]
 enum Open {
     Nothing,
@@ -58,7 +58,7 @@ enum Open {
     Segment,
 }
 
-/// Transactions of which segments came. So few that they meet again.
+/// Transactions of which segments came. Ids are few, so that they repeat.
 #[derive(Default)]
 struct Running(BTreeSet<u32>);
 
@@ -161,7 +161,7 @@ fn in_order(records: Vec<OwnedRecord>) -> Vec<OwnedRecord> {
     stream
 }
 
-/// The record if it may stand here, perhaps of another transaction.
+/// Returns the record if it may follow, possibly of another transaction.
 fn boundary_in_order(
     record: OwnedRecord,
     open: &mut Open,
@@ -231,7 +231,7 @@ fn validator() -> &'static jsonschema::Validator {
     })
 }
 
-/// Says whether the published schema takes it.
+/// Checks a line against the published schema.
 pub(crate) fn is_published(line: &str) -> Result<(), String> {
     let value: serde_json::Value = serde_json::from_str(line).map_err(|error| error.to_string())?;
     validator()
@@ -272,8 +272,8 @@ proptest! {
 
     #[test]
     fn changes_alone_are_enough(records in stream()) {
-        // Without the objects that only announce: the same changes, each transaction with an end
-        // that is made up.
+        // Without the objects that only announce: the same changes, each transaction with an
+        // invented end.
         let frame = frame(&records);
         let mut wanted = Writer::new();
         let mut source = Reader::new(frame.frame());
@@ -309,7 +309,7 @@ proptest! {
     }
 }
 
-/// A stream with one of everything, for the tests below.
+/// Returns a stream with one of everything, for the tests below.
 pub fn sample() -> Vec<OwnedRecord> {
     let column = |name: &str, type_name: &str, type_oid, flags, type_modifier| OwnedColumn {
         flags,
@@ -474,7 +474,7 @@ fn value_json(value: &Value<'_>) -> String {
             (&[column], &[]),
         )
         .unwrap();
-    // Of an insert, a column that is not available would be named.
+    // In an insert, an unavailable column would be named.
     frame
         .update::<Error>(
             SchemaNumber(0),
@@ -689,7 +689,7 @@ fn values_that_were_fetched_or_are_in_the_before_image() {
     assert_eq!(after(false, 4, None), r#"{"id":2}}"#);
     assert_eq!(after(true, 4, Some(&fetched)), r#"{"id":2,"note":"old"}}"#);
 
-    // What was fetched is not part of the record.
+    // A fetched value is not part of the record.
     let line = after(false, 3, Some(&fetched));
     let mut lines = lines(frame.frame(), KEYS).unwrap();
     let logged = lines[3].clone();
@@ -728,7 +728,7 @@ fn an_insert_names_what_it_lacks_and_is_read_with_what_was_fetched() {
     let again = read(&lines);
     assert_eq!(&again.frame()[..frame.len()], frame.frame());
 
-    // What was looked up for an insert is its value.
+    // A value that was fetched for an insert is the column's value.
     lines[3] = lines[3].replace(lacking, r#""after":{"id":2,"note":{"fetched":"current"}},"#);
     is_published(&lines[3]).unwrap();
     let again = read(&lines);
@@ -790,7 +790,7 @@ fn what_can_not_be_written_is_said_and_leaves_nothing() {
     assert_eq!(twice, Err(Error::RepeatedColumn("id".to_owned())));
 }
 
-/// The sample's lines with one replaced, or with something replaced in all.
+/// Returns the error of reading lines.
 pub fn error_of(lines: &[String]) -> String {
     let mut reader = JsonReader::new();
     let mut out = Writer::new();
@@ -809,7 +809,7 @@ pub fn error_of(lines: &[String]) -> String {
 
 #[test]
 fn errors_name_what_and_where() {
-    // Without the keys, so that the places below are not as far out.
+    // Without the keys, so that the positions below are smaller.
     let mut records = sample();
     if let OwnedRecord::Schema { keys, .. } = &mut records[1] {
         keys.clear();
@@ -933,7 +933,7 @@ fn a_number_that_is_too_wide_for_columns() {
     assert!(error_of(&[columns(1665)]).starts_with("number of columns is out of range"));
 }
 
-/// No text panics, and what is accepted is written as something that is read as the same.
+/// No text panics. An accepted text is written as another one that is read as the same records.
 #[test]
 fn mutated_texts_never_panic() {
     use proptest::strategy::ValueTree;

@@ -1,5 +1,4 @@
-//! The codec from the outside. `GIR_SEED=n` repeats a run of the randomized tests; each prints its
-//! seed.
+//! The codec's interface. `GIR_SEED=n` repeats a run of the randomized tests; each prints its seed.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,

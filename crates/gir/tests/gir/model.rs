@@ -1,4 +1,4 @@
-//! Owned records, strategies that make any of them, and a way to write them.
+//! Owned records, strategies that generate any of them, and a function to write them.
 
 use braid_gir::{
     Abort, BeforeKind, Begin, Change, Column, ColumnFlags, Commit, DateTime, DateTimeKind, Decimal,
@@ -10,8 +10,8 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngSeed};
 
-/// Settings of a property test. The seed is new each time, printed (the harness shows it when the
-/// test fails), and taken from GIR_SEED to repeat a run.
+/// Settings of a property test. The seed is new each time and printed (the harness shows it if the
+/// test fails). GIR_SEED repeats a run.
 pub fn config(cases: u32) -> Config {
     let seed = seed();
     Config {
@@ -395,7 +395,7 @@ impl OwnedRecord {
         writer.frame().to_vec()
     }
 
-    /// Whether `record` says just what this says.
+    /// Returns whether `record` has exactly this content.
     pub fn is_same(&self, record: &Record<'_>) -> bool {
         match (self, record) {
             (
@@ -569,7 +569,7 @@ fn integer() -> impl Strategy<Value = i64> {
     ]
 }
 
-/// `numeric_send` form.
+/// Returns a decimal in the form of `numeric_send`.
 pub fn decimal_bytes(weight: i16, sign: u16, scale: u16, digits: &[u16]) -> Vec<u8> {
     let count = u16::try_from(digits.len()).unwrap();
     let mut fields = vec![count, weight.cast_unsigned(), sign, scale];
@@ -600,7 +600,7 @@ fn date_time() -> impl Strategy<Value = DateTime> {
         DateTimeKind::Infinity,
         DateTimeKind::MinusInfinity,
     ]);
-    // BC, the first and the last day of PostgreSQL's date, and whatever fits.
+    // BC, the first and the last day of PostgreSQL's date, and any other day.
     let edges = vec![
         i32::MIN,
         -2_440_588,

@@ -1,7 +1,7 @@
 //! No input panics, hangs or is read as something that would be written differently.
 //!
 //! The stable counterpart of fuzz/, for every run of the tests. Bounded by count and by time, with
-//! a seed that is printed.
+//! a printed seed.
 
 use std::time::{Duration, Instant};
 
@@ -56,7 +56,8 @@ fn read(frame: &[u8], schemas: &mut Schemas) -> Result<usize> {
         copy.copy(&record).unwrap();
         let again = &copy.frame()[start..];
         assert_eq!((again[0], &again[5..]), (tag as u8, body));
-        // Text takes longer than all else here, so it is only made now and then.
+        // Rendering takes longer than everything else in this test, so it is done only now and
+        // then.
         if accepted == 0 && frame.len().is_multiple_of(16) {
             for detail in [Detail::Stable, Detail::Full] {
                 let line = render(&record, schemas, detail);
@@ -76,7 +77,7 @@ fn random_bytes_never_panic() {
     let mut refused = 0;
     for _ in 0..ROUNDS / 3 {
         let mut frame: Vec<u8> = (0..random.below(120)).map(|_| random.byte()).collect();
-        // Half of them get past the record's own header.
+        // Half of the frames get past the record's own header.
         if frame.len() > 5 && random.below(2) == 0 {
             let len = u32::try_from(frame.len() - 5).unwrap();
             frame[0] = TAGS[random.below(TAGS.len())];

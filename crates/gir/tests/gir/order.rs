@@ -1,4 +1,4 @@
-//! Which record may follow which, and where a reader stands.
+//! Order of records, and the place where a reader stands.
 
 use braid_gir::{
     Abort, BeforeKind, Begin, Column, ColumnFlags, Commit, Error, Message, OrderError, Prepared,
@@ -34,7 +34,7 @@ impl Stream {
         self.put(|writer| writer.stream_header(&header));
     }
 
-    /// Of a table with as many columns as its number says, and one more.
+    /// Adds a schema of a table whose number of columns is its own number plus one.
     fn schema(&mut self) {
         let number = SchemaNumber(self.schemas);
         self.schemas += 1;
@@ -95,7 +95,7 @@ impl Stream {
         });
     }
 
-    /// What may stand in a transaction or segment.
+    /// Adds records that may stand in a transaction or segment.
     fn content(&mut self, random: &mut Random) {
         for _ in 0..random.below(5) {
             match random.below(5) {
@@ -114,7 +114,7 @@ impl Stream {
         }
     }
 
-    /// A stream that a server could send.
+    /// Returns a random stream that a server could send.
     fn random(random: &mut Random) -> Self {
         let mut stream = Self::default();
         if random.one_in(3) {
@@ -192,7 +192,7 @@ impl Stream {
     }
 }
 
-/// The first record that may not stand where it does, and whether anything is open at the end.
+/// Returns the first misplaced record, and whether anything is open at the end.
 fn check(records: &[Vec<u8>]) -> (Option<(usize, OrderError)>, bool) {
     let mut order = StreamOrder::new();
     for (index, bytes) in records.iter().enumerate() {
@@ -226,8 +226,8 @@ fn what_comes_twice_is_refused() {
         let mut stream = Stream::random(&mut random);
         let at = random.index(stream.records.len());
         let copy = stream.records[at].clone();
-        // Nothing tells such records, or that a part of a transaction was rolled back, from others
-        // of their kind.
+        // A repetition of these records, or of a partial rollback, cannot be distinguished from a
+        // further record of its kind.
         let is_told = match copy[0] {
             b'U' | b'T' | b'M' | b'X' => false,
             b'A' => copy[5..9] == copy[9..13],
@@ -253,7 +253,7 @@ fn what_is_missing_is_noticed() {
             b'B' | b'P' | b'G' | b'C' | b'Q' | b'E' => assert!(noticed),
             b'H' => assert!(noticed || at == last),
             b'U' | b'T' | b'M' | b'X' | b'K' | b'R' => assert!(!noticed),
-            // Of others only if they are referred to.
+            // Other records matter only if they are referred to.
             _ => {}
         }
     }
@@ -287,7 +287,7 @@ fn transactions_that_change_places_are_refused() {
     }
 }
 
-/// A way to fill a stream, and what is said of its last record.
+/// A function that fills a stream, and the error of its last record.
 type Case<'c> = (&'c dyn Fn(&mut Stream), &'c str);
 
 fn refused(cases: &[Case<'_>]) {
@@ -450,7 +450,7 @@ fn a_reader_says_where_it_stands() {
         let last = reader.position();
         assert_eq!(reader.next_record(), Ok(None));
         assert_eq!(reader.position(), last);
-        // Cut inside of the last record.
+        // Cut within the last record.
         let mut reader = Reader::new(&frame[..frame.len() - 1]);
         let error = loop {
             match reader.next_record() {

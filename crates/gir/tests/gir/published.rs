@@ -1,6 +1,6 @@
-//! What servers wrote in gir-json (the seeds of the fuzz target) says what the published schema
-//! says, and each part of that schema refuses what lacks a member, has a foreign one, or is
-//! something else.
+//! Objects that servers wrote in gir-json (the seeds of the fuzz target) satisfy the published
+//! schema. Each part of that schema refuses an object with a missing or a foreign member, and
+//! anything else.
 
 use std::collections::BTreeSet;
 
@@ -28,7 +28,7 @@ fn published() -> Value {
     serde_json::from_str(include_str!("../../../../docs/gir.schema.json")).unwrap()
 }
 
-/// What one of the definitions takes.
+/// Returns a validator for one of the definitions.
 fn part(name: &str) -> jsonschema::Validator {
     let mut schema = published();
     let root = schema.as_object_mut().unwrap();
@@ -39,8 +39,8 @@ fn part(name: &str) -> jsonschema::Validator {
     jsonschema::draft202012::new(&schema).unwrap()
 }
 
-/// Something that a server wrote for each definition that is an object with named members, a schema
-/// without columns among them.
+/// Returns a server's object for each definition of an object with named members, including a
+/// schema without columns.
 fn samples() -> Vec<(&'static str, Value)> {
     let objects = objects();
     let first = |operation: &str| {
@@ -84,7 +84,7 @@ fn samples() -> Vec<(&'static str, Value)> {
     ]
 }
 
-/// What the other definitions of values and of their parts take, and what they do not.
+/// Returns values that the other definitions accept, and values that they refuse.
 fn values() -> Vec<(&'static str, Vec<Value>, Vec<Value>)> {
     vec![
         (
@@ -152,7 +152,7 @@ fn values() -> Vec<(&'static str, Vec<Value>, Vec<Value>)> {
     ]
 }
 
-/// The same, of what is one value in JSON whose text has a form.
+/// Returns values accepted and refused by definitions of scalars whose text has a form.
 fn scalars() -> Vec<(&'static str, Vec<Value>, Vec<Value>)> {
     vec![
         ("barrier", vec![json!(true)], vec![json!(1), json!("true")]),
@@ -216,7 +216,7 @@ fn what_servers_wrote_is_as_published() {
     assert_eq!(operations, published_operations());
 }
 
-/// Each kind of object that the schema knows.
+/// Returns each kind of object in the schema.
 fn published_operations() -> BTreeSet<String> {
     let published = published();
     let kinds = published["oneOf"].as_array().unwrap().iter();

@@ -1,4 +1,4 @@
-//! Bytes that are not valid GIR are an error that says what is wrong with them.
+//! Bytes that are not valid GIR lead to an error that says what is wrong.
 
 use crate::model::{config, decimal_bytes, record};
 use braid_gir::{
@@ -8,7 +8,7 @@ use braid_gir::{
 };
 use proptest::prelude::*;
 
-/// Reads all records of a frame; the first error, if any.
+/// Reads all records of a frame. Returns their number, or the first error.
 fn read(frame: &[u8]) -> Result<usize> {
     let mut reader = Reader::new(frame);
     let mut count = 0;
@@ -18,13 +18,13 @@ fn read(frame: &[u8]) -> Result<usize> {
     Ok(count)
 }
 
-/// A record around `body`.
+/// Returns a record with this body.
 fn record_of(tag: u8, body: &[u8]) -> Vec<u8> {
     let len = u32::try_from(body.len()).unwrap();
     [&[tag][..], &len.to_le_bytes(), body].concat()
 }
 
-/// An insert of one column with `value` as the value's encoding.
+/// Returns an insert of one column with `value` as the value's encoding.
 fn insert_of(value: &[u8]) -> Vec<u8> {
     record_of(b'I', &[&[0, 0, 0, 0, 0, 0, 1, 0], value].concat())
 }
@@ -45,7 +45,8 @@ proptest! {
         }
     }
 
-    /// As above, but with a length that fits: the fields themselves notice that they are cut.
+    /// Like the previous test, but with a length that fits: the fields themselves detect the
+    /// truncation.
     #[test]
     fn every_proper_prefix_of_a_body_is_an_error(expected in record()) {
         let frame = expected.frame();
@@ -67,7 +68,7 @@ proptest! {
     }
 }
 
-/// `frame` with each byte at `at` that is not in `known` gives an unknown tag.
+/// Checks that each byte at `at` that is not in `known` leads to an unknown tag.
 fn check_tag(frame: &[u8], at: usize, what: &'static str, known: &[u8]) {
     for tag in 0..=u8::MAX {
         let mut changed = frame.to_vec();
@@ -248,7 +249,7 @@ fn integers_have_their_shortest_form_only() {
     for last in 2..=u8::MAX {
         assert_eq!(read(&ten(last)), bad, "last byte {last}");
     }
-    // The same holds for lengths.
+    // Lengths have such a limit, too.
     assert_eq!(
         read(&insert_of(&[9, 0x80, 0])),
         Err(Error::BadVarint("string"))
@@ -263,7 +264,7 @@ fn a_length_beyond_the_record_is_an_error_however_large() {
     );
     let huge = [&[9][..], &[0xff; 9], &[1]].concat();
     assert_eq!(read(&insert_of(&huge)), Err(Error::Truncated("string")));
-    // Counts of columns, keys and relations that the body can't hold.
+    // Counts of columns, keys and relations that the body cannot hold.
     let columns = record_of(b'I', &[0, 0, 0, 0, 0, 0, 0xff, 0xff]);
     assert_eq!(read(&columns), Err(Error::Truncated("value tag")));
     let keys = record_of(b'I', &[0, 0, 0, 0, 0, 0xff]);
@@ -366,7 +367,7 @@ fn decimals_have_the_form_of_numeric_send() {
         let refused = Error::OutOfRange { what, value: 1 };
         assert_eq!(Decimal::new(&decimal_bytes(0, sign, 0, &[1])), Err(refused));
     }
-    // The same check runs when a record is read: NaN with one digit.
+    // Reading a record makes this check, too: NaN with one digit.
     let nan = [&[6, 10][..], &decimal_bytes(0, 0xC000, 0, &[1])].concat();
     assert!(matches!(
         read(&insert_of(&nan)),

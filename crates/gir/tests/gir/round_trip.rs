@@ -1,4 +1,4 @@
-//! Whatever is written is read back, bit for bit, and has one encoding only.
+//! Written values and records are read back bit for bit, and have only one encoding.
 
 use crate::model::{OwnedChange, OwnedRecord, OwnedValue, config, record, value};
 use braid_gir::{

@@ -1,4 +1,5 @@
-//! Statements that change the schema: what is written is read, and nothing else is.
+//! Statements that change the schema: a written statement is read back, and nothing else is
+//! accepted.
 
 use braid_gir::{DDL_PREFIX, Error, PASSWORD_SETTING, Statement, StatementTable, TableState};
 use proptest::prelude::*;

@@ -160,7 +160,7 @@ fn decimals_that_are_mostly_zeros_have_a_short_text() {
         assert_eq!(decimal.to_scientific_text(), expected);
         assert_eq!(decimal.has_short_text(), scale == 2, "{expected}");
     }
-    // As long as a value of as many digits, or not long at all.
+    // Text that is about as long as the digits, or short in any case.
     let dense = decimal_bytes(4_999, 0, 0, &[1_234; 5_000]);
     assert!(Decimal::new(&dense).unwrap().has_short_text());
     let short = decimal_bytes(250, 0, 0, &[123]);

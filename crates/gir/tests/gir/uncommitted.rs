@@ -1,12 +1,12 @@
-//! gir-json of transactions that still run, and of such as are prepared: what their objects look
-//! like, and where they may stand.
+//! gir-json of transactions that still run, and of prepared ones: the form of their objects, and
+//! their allowed places.
 
 use braid_gir::{JsonOptions, JsonReader, SchemaDetail, Writer};
 
 use crate::json::{KEYS, error_of, frame, is_published, lines, read, sample};
 use crate::model::{OwnedPrepared, OwnedRecord, Step};
 
-/// What is wrong, and in which member: at which byte is tested with the other objects.
+/// Returns an error without its byte position: the position is tested with the other objects.
 fn without_byte(error: &str) -> String {
     let Some((kind, place)) = error.split_once(", at byte ") else {
         return error.to_owned();
@@ -15,8 +15,8 @@ fn without_byte(error: &str) -> String {
     format!("{kind}{member}")
 }
 
-/// The schema of the sample and a change of it, in a transaction that came in segments, was
-/// prepared, and has committed, with all that is said of others meanwhile.
+/// Returns the sample's schema and a change of it, in a transaction that came in segments, was
+/// prepared, and has committed, with records of other transactions in between.
 fn uncommitted() -> Vec<OwnedRecord> {
     let sample = sample();
     let insert = || sample[3].clone();
@@ -155,7 +155,7 @@ fn the_form_of_what_has_not_committed() {
     assert_eq!(found, expected);
     let keys = lines(frame.frame(), KEYS).unwrap();
     assert_eq!(read(&keys).frame(), frame.frame());
-    // Which transaction a change is of may be left out inside of it.
+    // Inside a transaction, a change may omit which transaction it belongs to.
     let short: Vec<_> = keys
         .iter()
         .map(|line| {
@@ -168,7 +168,7 @@ fn the_form_of_what_has_not_committed() {
     assert_eq!(read(&short).frame(), frame.frame());
 }
 
-/// A transaction, and no more than it needs.
+/// A transaction with the required members only.
 const TRANSACTION: &str = r#""transaction":{"lsn":"0/1","commit_time":"2024-02-29T12:30:00Z"}"#;
 
 /// The objects of [`uncommitted`].
@@ -184,10 +184,10 @@ fn refusal(lines: &[String]) -> String {
     without_byte(&error_of(lines))
 }
 
-/// In which of the objects, what, by what it is replaced, and what is wrong then.
+/// Index of the object, the text in it, its replacement, and the resulting error.
 #[rustfmt::skip]
 const REPLACED: &[(usize, &str, &str, &str)] = &[
-    // Members that are missing, or that are not of this object.
+    // Members that are missing, or that do not belong to this object.
     (1, r#","first":true"#, "", r#"member "first" is missing"#),
     (1, r#""xid":7,"#, "", r#"member "xid" is missing"#),
     (1, "7", "4294967296", "transaction id is out of range (/xid)"),
@@ -200,7 +200,7 @@ const REPLACED: &[(usize, &str, &str, &str)] = &[
     (21, r#","end_lsn":"0/15618D0""#, "", r#"member "end_lsn" is missing"#),
     (26, r#""prepare_end_lsn":"0/1561800","#, "", r#"member "prepare_end_lsn" is missing"#),
     (26, r#","prepare_time":"2024-02-29T12:30:00.5Z""#, "", r#"member "prepare_time" is missing"#),
-    // Of another transaction.
+    // Records of another transaction.
     (3, r#""subxid":7"#, r#""subxid":8"#, "record is of another transaction (/running)"),
     (5, r#""xid":7"#, r#""xid":8"#, "record is of another transaction (/running)"),
     (6, r#""subxid":8,"#, "", r#"member "subxid" is missing (/running)"#),
@@ -278,7 +278,7 @@ fn what_has_not_committed_stands_in_its_order() {
     ] {
         assert_eq!(refusal(&good[..end]), expected);
     }
-    // What has ended is forgotten, wherever its segments came from.
+    // A finished transaction is forgotten, wherever its segments came from.
     let twice = [1, 11, 21, 21].map(|index| good[index].clone());
     let expected = "no segment of this transaction came before";
     assert_eq!(refusal(&twice), expected);

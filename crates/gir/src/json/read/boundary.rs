@@ -1,5 +1,5 @@
-//! Where transactions, and segments of such as still run, begin and end: what is open, which
-//! objects may stand where, and the records that say so.
+//! Boundaries of transactions and of segments: which one is open, which objects are allowed, and
+//! the records of boundaries.
 
 use super::{JsonReader, Member, Node, read_lsn, text};
 use crate::json::error::{Inside, JsonErrorKind, Result};
@@ -9,7 +9,7 @@ use crate::record::Writer;
 use crate::segment::{Abort, SegmentStart, StreamedCommit};
 use crate::transaction::{Begin, Commit};
 
-/// The operations of a stream that was asked for transactions which have not committed.
+/// Operations that only occur in a stream with uncommitted transactions.
 const UNCOMMITTED: [&str; 10] = [
     "segment_start",
     "segment_end",
@@ -23,28 +23,28 @@ const UNCOMMITTED: [&str; 10] = [
     "rollback_prepared",
 ];
 
-/// What is open.
+/// The open transaction or segment.
 #[derive(Debug, Default)]
 pub(super) enum Open {
-    /// Nothing: outside of all transactions.
+    /// None is open.
     #[default]
     Nothing,
-    /// A transaction that has committed.
+    /// A committed transaction.
     Transaction {
         transaction: Transaction,
-        /// There was no begin object, so there may be no commit object either.
+        /// There was no begin object, so there need not be a commit object either.
         implied: bool,
     },
-    /// One that is prepared under this name.
+    /// A transaction that is prepared with this global id.
     Prepared {
         transaction: Transaction,
         gid: String,
     },
-    /// A segment of one that may still run.
+    /// A segment of a transaction that may still run.
     Segment(Running),
 }
 
-/// What a transaction's objects say of it.
+/// Fields of a transaction in its objects.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Transaction {
     xid: u32,
@@ -66,14 +66,14 @@ impl Transaction {
     }
 }
 
-/// Whose changes come in a segment.
+/// The transaction and subtransaction whose changes a segment contains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Running {
     xid: u32,
     subxid: u32,
 }
 
-/// The members that say which transaction an object is part of.
+/// The members that tell which transaction an object belongs to.
 pub(super) struct Within<'m, 'a> {
     pub(super) transaction: &'m Member<'a>,
     pub(super) prepared: &'m Member<'a>,
@@ -81,7 +81,7 @@ pub(super) struct Within<'m, 'a> {
 }
 
 impl Within<'_, '_> {
-    /// An object that is part of none has none of them.
+    /// Refuses these members, in an object that belongs to no transaction.
     pub(super) fn refuse(&self, why: &'static str) -> Result<()> {
         let kind = JsonErrorKind::OutOfOrder(why);
         self.refuse_of(&["transaction", "prepared", "running"], &kind)
@@ -101,7 +101,7 @@ impl Within<'_, '_> {
     }
 }
 
-/// `error` is said of the whole object.
+/// Reports an error for the whole object.
 fn whole<T>(node: &Node<'_>, result: std::result::Result<T, JsonErrorKind>) -> Result<T> {
     result.map_err(|kind| node.error(kind))
 }
@@ -111,12 +111,12 @@ fn written(node: &Node<'_>, result: crate::Result<()>) -> Result<()> {
 }
 
 impl JsonReader {
-    /// The object is of one of the kinds that are read here.
+    /// Returns whether the operation is one of a boundary, which this module reads.
     pub(super) fn is_boundary(word: &str) -> bool {
         matches!(word, "begin" | "commit") || UNCOMMITTED.contains(&word)
     }
 
-    /// Where only transactions that have committed are taken, others are refused.
+    /// Refuses operations of uncommitted transactions if the reader accepts only committed ones.
     pub(super) fn check_committed(&self, word: &str) -> std::result::Result<(), JsonErrorKind> {
         if self.committed_only && UNCOMMITTED.contains(&word) {
             return Err(JsonErrorKind::Uncommitted);
@@ -124,7 +124,7 @@ impl JsonReader {
         Ok(())
     }
 
-    /// The text has ended; so has a transaction without a begin object.
+    /// Ends the text, and with it a transaction without a begin object.
     pub(super) fn close(&mut self, out: &mut Writer) -> std::result::Result<(), JsonErrorKind> {
         self.end_implied(out)?;
         match self.open {
@@ -152,7 +152,7 @@ impl JsonReader {
         }
     }
 
-    /// An object that stands outside of all transactions and segments.
+    /// Checks that an object stands outside of all transactions and segments.
     fn outside(&mut self, node: &Node<'_>, why: &'static str, out: &mut Writer) -> Result<()> {
         whole(node, self.end_implied(out))?;
         if matches!(self.open, Open::Nothing) {
@@ -320,7 +320,7 @@ impl JsonReader {
         )
     }
 
-    /// What becomes of a transaction that is prepared, but for its rollback.
+    /// Reads a step of a prepared transaction, except its rollback.
     fn step(&mut self, word: &str, node: &Node<'_>, out: &mut Writer) -> Result<()> {
         let (transaction, end_lsn, gid) = read_step(node)?;
         let prepared = Prepared {
@@ -336,7 +336,7 @@ impl JsonReader {
         }
         let why = "commit stands inside a transaction or segment";
         self.outside(node, why, out)?;
-        // It may have come in segments once more since its preparation was confirmed.
+        // After its PREPARE was confirmed, segments of the transaction may have come once more.
         self.running.remove(&transaction.xid);
         written(node, out.commit_prepared(&prepared))
     }
@@ -362,7 +362,7 @@ impl JsonReader {
         written(node, out.rollback_prepared(&rollback))
     }
 
-    /// A transaction that came in segments has ended.
+    /// Ends a transaction that came in segments.
     fn streamed(&mut self, xid: u32, node: &Node<'_>) -> Result<()> {
         if self.running.remove(&xid) {
             return Ok(());
@@ -370,7 +370,7 @@ impl JsonReader {
         Err(no_segment(node))
     }
 
-    /// An object of a transaction: the one in hand, or one that its own member says.
+    /// Enters the transaction of an object: the current one, or the one that its member names.
     pub(super) fn enter(
         &mut self,
         node: &Node<'_>,
@@ -441,7 +441,7 @@ fn no_segment(node: &Node<'_>) -> crate::json::JsonError {
     ))
 }
 
-/// The end of the open transaction, which is the one at `open`.
+/// Reads the end of the open transaction, which is the one at `open`.
 fn read_end(
     node: &Node<'_>,
     (lsn, end): (&Member<'_>, &Member<'_>),
@@ -461,7 +461,7 @@ fn read_end(
     Ok(commit)
 }
 
-/// Transaction, end and name of an object that has these.
+/// Reads the transaction, end LSN and global id of an object.
 fn read_step(node: &Node<'_>) -> Result<(Transaction, u64, String)> {
     members!(node, "operation" => _operation, "transaction" => transaction, "end_lsn" => end,
         "gid" => gid);

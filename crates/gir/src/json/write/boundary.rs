@@ -1,5 +1,5 @@
-//! Objects that say where a transaction, or a segment of one, begins and ends; and what is said of
-//! it in the objects between.
+//! Objects for the boundaries of transactions and segments, and the transaction's members in the
+//! objects between them.
 
 use super::{JsonWriter, print, put_lsn, put_string, timestamp_text};
 use crate::prepared::{Prepared, RollbackPrepared};
@@ -70,7 +70,7 @@ impl JsonWriter {
         );
     }
 
-    /// What follows in the segment is `subxid`'s.
+    /// Sets `subxid` as the subtransaction of the segment's next changes.
     fn running(&mut self, xid: u32, subxid: u32) {
         let text = &mut self.within;
         text.clear();
@@ -110,14 +110,14 @@ impl JsonWriter {
         print(out, format_args!(r#","prepare_time":"{at}"}}"#));
     }
 
-    /// The object but for its end.
+    /// Appends the object without its end.
     fn put_prepared(&self, operation: &str, prepared: &Prepared<'_>, out: &mut String) {
         self.put_whole(operation, &prepared.begin, prepared.end_lsn, out);
         out.push_str(r#","gid":"#);
         put_string(out, prepared.gid);
     }
 
-    /// The object but for its end.
+    /// Appends the object without its end.
     fn put_whole(&self, operation: &str, begin: &Begin<'_>, end_lsn: u64, out: &mut String) {
         print(out, format_args!(r#"{{"operation":"{operation}","#));
         put_transaction(out, begin, &self.node);
@@ -125,7 +125,7 @@ impl JsonWriter {
         put_lsn(out, end_lsn);
     }
 
-    /// Behind another member, what is known of the transaction in hand.
+    /// Appends the current transaction's members, behind another member.
     pub(super) fn put_within(&self, out: &mut String) {
         if !self.within.is_empty() {
             out.push(',');
@@ -134,7 +134,7 @@ impl JsonWriter {
     }
 }
 
-/// The member `transaction`. `node` is a JSON string, or empty.
+/// Appends the member `transaction`. `node` is a JSON string, or empty.
 fn put_transaction(text: &mut String, begin: &Begin<'_>, node: &str) {
     print(
         text,
