@@ -1,8 +1,8 @@
-//! A replication connection, over libpq: its connection strings, environment, password file, TLS
-//! and authentication.
+//! A replication connection through libpq, with its connection strings, environment, password file,
+//! TLS and authentication.
 //!
-//! All unsafe code of this program is here. Connecting and commands block; the stream is read
-//! without blocking.
+//! This module has all unsafe code of the program. Connecting and commands block; reading the
+//! stream does not.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, c_char, c_int};
@@ -10,27 +10,27 @@ use std::time::Duration;
 
 use pq_sys::{ConnStatusType, ExecStatusType};
 
-/// Why the server could not be reached or did not do as asked.
+/// Reason why the server could not be reached, or did not do what was requested.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The connection could not be made, or was lost.
     #[error("{0}")]
     Connection(String),
-    /// The server refused.
+    /// The server reported an error.
     #[error("{message}{}", hint.as_deref().map(|hint| format!("\ngir-tail: hint: {hint}")).unwrap_or_default())]
     Server {
-        /// Five characters.
+        /// SQLSTATE, five characters.
         sqlstate: String,
-        /// Its message.
+        /// Message of the server.
         message: String,
-        /// Its hint.
+        /// Hint of the server.
         hint: Option<String>,
     },
 }
 
 impl Error {
-    /// Whether the same may work later: the connection, a server that stops or starts, a slot that
-    /// another process still holds.
+    /// Returns whether another try may succeed: after an error of the connection, while a server
+    /// stops or starts, or while another process still holds the slot.
     pub fn may_pass(&self) -> bool {
         match self {
             Self::Connection(_) => true,
@@ -44,14 +44,14 @@ impl Error {
     }
 }
 
-/// Result of talking to the server.
+/// Result of an operation on the connection.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// What came of looking for data.
+/// Result of reading from the stream.
 pub enum Received {
     /// One message of the stream.
     Message(Vec<u8>),
-    /// Nothing is there now.
+    /// No message is available now.
     Nothing,
     /// The server ended the stream.
     End,
@@ -80,10 +80,10 @@ fn c_string(text: &str) -> Result<CString> {
 }
 
 impl Connection {
-    /// Connect for replication to a database; `dbname` may be a connection string.
+    /// Connects to a database for replication; `dbname` may be a connection string.
     pub fn open(dbname: &str) -> Result<Self> {
         let dbname = c_string(dbname)?;
-        // Later keywords win over what is in the connection string, but not over dbname itself.
+        // Later keywords override the connection string, but not dbname itself.
         let keywords = [
             c"fallback_application_name",
             c"dbname",
@@ -110,7 +110,7 @@ impl Connection {
         Ok(connection)
     }
 
-    /// What libpq says of the connection.
+    /// Returns libpq's error message of the connection.
     fn lost(&self) -> Error {
         // SAFETY: a connection that libpq made; the text is copied.
         let message = unsafe { one_line(pq_sys::PQerrorMessage(self.raw)) };
@@ -121,7 +121,7 @@ impl Connection {
         })
     }
 
-    /// Run a command that returns nothing that is wanted, or starts the stream.
+    /// Runs a command whose result is not needed, or that starts the stream.
     pub fn command(&mut self, command: &str) -> Result<()> {
         let command = c_string(command)?;
         // SAFETY: a C string; the result is freed once.
@@ -139,7 +139,7 @@ impl Connection {
         }
     }
 
-    /// Run a command and give the columns of its first row; none if there is no row.
+    /// Runs a command and returns the columns of its first row; an empty list if there is no row.
     pub fn row(&mut self, command: &str) -> Result<Vec<Option<String>>> {
         let command = c_string(command)?;
         // SAFETY: a C string; values are copied from within the result's bounds, which is freed
@@ -185,7 +185,7 @@ impl Connection {
         }
     }
 
-    /// The next message of the stream, if one is there.
+    /// Returns the next message of the stream, if one is available.
     pub fn receive(&mut self) -> Result<Received> {
         // SAFETY: the connection is in a stream; the buffer is libpq's, copied and freed once.
         unsafe {
@@ -222,7 +222,7 @@ impl Connection {
         }
     }
 
-    /// Send a message into the stream.
+    /// Sends a message in the stream.
     pub fn send(&mut self, message: &[u8]) -> Result<()> {
         let len = c_int::try_from(message.len()).unwrap_or(c_int::MAX);
         // SAFETY: as many bytes as said, which libpq copies.
@@ -235,7 +235,7 @@ impl Connection {
         Ok(())
     }
 
-    /// End the stream in order: the server then has read what was sent before.
+    /// Ends the stream in order: afterwards the server has read everything that was sent.
     pub fn end(mut self) -> Result<()> {
         // SAFETY: the connection is in a stream.
         unsafe {
@@ -245,7 +245,7 @@ impl Connection {
                 return Err(self.lost());
             }
         }
-        // What was on its way is not wanted; a server that does not answer is not waited for.
+        // Messages under way are dropped; a server that does not answer is not waited for.
         let deadline = std::time::Instant::now() + Duration::from_secs(5);
         while std::time::Instant::now() < deadline {
             match self.receive()? {
@@ -257,7 +257,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Wait until something comes, a signal does, or the time is over.
+    /// Waits until data or a signal arrives, or the time is over.
     pub fn wait(&self, time: Duration) {
         // SAFETY: one descriptor, which stays open during the call.
         unsafe {

@@ -1,19 +1,18 @@
-//! What the plugin's messages become, and which positions they make safe to report.
+//! Converts the plugin's messages to output, and determines which positions are safe to report.
 //!
-//! The rule is: **what is confirmed is never cut.** An output may be cut back to the place that was
-//! marked last as whole. So a place is marked whole wherever nothing that was begun lies open
-//! before it, and a position counts as reached only while everything that was written is whole
-//! (`tail::Progress`). Open are
+//! The rule: **confirmed data is never cut.** An output may be cut back to the last place that was
+//! marked as whole. So a place is marked as whole only if nothing before it is still open, and a
+//! position counts as reached only while everything written is whole (`tail::Progress`). Open are:
 //!
-//! - in text and JSON a transaction up to its commit or prepare, and a segment of one that still
-//!   runs up to its end. What stands outside of these, as stream headers and messages that are not
-//!   transactional do, is whole by itself. Segments of a transaction stay in the output although it
-//!   may not have ended: the server sends them again, whatever is confirmed;
-//! - in wal2json's version 1 an object that goes on in the next message (`write-in-chunks`,
+//! - in text and JSON: a transaction up to its commit or prepare, and a segment of a transaction
+//!   that still runs up to the segment's end. Records outside of these, such as stream headers and
+//!   non-transactional messages, are whole by themselves. Segments of a transaction stay in the
+//!   output although it may not have ended: the server sends them again, whatever is confirmed;
+//! - in wal2json's version 1: an object that continues in the next message (`write-in-chunks`,
 //!   `max-message-size`);
-//! - in its version 2 a transaction from its object B to its object C. Without
-//!   `include-transaction` nothing tells where one ends, and each object is whole. The positions of
-//!   its changes lie before its commit, so confirming them does not confirm it.
+//! - in wal2json's version 2: a transaction from its object B to its object C. Without
+//!   `include-transaction` its end is unknown, and each object is whole. The positions of its
+//!   changes lie before its commit, so confirming them does not confirm the transaction.
 
 use std::fmt;
 use std::io;
@@ -25,51 +24,51 @@ use braid_gir::{
 
 use crate::options::Format;
 
-/// Why a message has no lines: what is wrong in it, and where.
+/// Reason why a message could not be converted, and its place.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// It is not GIR.
+    /// The message is not valid GIR.
     #[error("invalid data from the server: {}: {error}", place(.position, *.lsn))]
     Gir {
         /// Position of the message.
         lsn: u64,
-        /// The record in it.
+        /// The record in the message.
         position: Position,
-        /// What is wrong.
+        /// The error in the record.
         error: braid_gir::Error,
     },
-    /// A record may not stand where it does.
+    /// A record is not allowed in its place.
     #[error("invalid order of data from the server: {}: {error}", place(.position, *.lsn))]
     Order {
         /// Position of the message.
         lsn: u64,
-        /// The record in it.
+        /// The record in the message.
         position: Position,
-        /// What is wrong.
+        /// The violated rule.
         error: OrderError,
     },
-    /// It is not gir-json.
+    /// The message is not valid gir-json.
     #[error("invalid JSON from the server: message at {}: {error}", lsn_text(*.lsn))]
     Json {
         /// Position of the message.
         lsn: u64,
-        /// What is wrong, and where in the message.
+        /// The error, and its place in the message.
         error: JsonError,
     },
-    /// An object may not stand where it does.
+    /// An object is not allowed in its place.
     #[error("invalid order of JSON from the server: message at {}: {error}", lsn_text(*.lsn))]
     JsonOrder {
         /// Position of the message.
         lsn: u64,
-        /// What is wrong.
+        /// The violated rule.
         error: OrderError,
     },
-    /// The output.
+    /// Writing to the output failed.
     #[error("could not write: {0}")]
     Output(#[from] io::Error),
 }
 
-/// `record 3 (Update, at byte 120 of the message at 0/1A2B3C4)`.
+/// Returns `record 3 (Update, at byte 120 of the message at 0/1A2B3C4)`.
 fn place(position: &Position, lsn: u64) -> String {
     let (record, kind, offset) = (position.record, position.kind(), position.offset);
     let lsn = lsn_text(lsn);
@@ -78,39 +77,40 @@ fn place(position: &Position, lsn: u64) -> String {
 
 /// Port: takes lines.
 pub trait Lines {
-    /// Append bytes.
+    /// Appends bytes.
     fn write(&mut self, bytes: &[u8]) -> io::Result<()>;
-    /// Nothing is open here: what was written so far is not cut any more.
+    /// Marks that nothing is open: everything written so far will not be cut any more.
     fn mark_whole(&mut self);
 }
 
-/// What came of a message.
+/// Result of a message.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// Everything before this position is complete, once what was written is whole and flushed.
+    /// Everything before this position is complete, once everything written is whole and flushed.
     pub complete: Option<u64>,
-    /// What follows is past the position at which to end; nothing of it was written.
+    /// The next transaction is past the position at which to end; nothing of it was written.
     pub past_end: bool,
 }
 
-/// Makes lines of messages; one for each connection, because numbers of schemas are a stream's own.
+/// Converts messages to lines. One for each connection, as schema numbers belong to a stream.
 pub struct Renderer {
     form: Form,
-    /// Which records may follow, and whether a transaction or segment is open. Not for wal2json.
+    /// Checks the order of records, and knows whether a transaction or segment is open. Not used
+    /// for wal2json.
     order: StreamOrder,
 }
 
 enum Form {
     /// GIR as text.
     Text(Schemas),
-    /// JSON from the server, which is read along to know where transactions end.
+    /// JSON from the server, which is parsed only to find the ends of transactions.
     Json(Box<JsonReader>, Writer),
-    /// Already as it should be.
+    /// JSON from the server, which is copied.
     Wal2json(Wal2json),
 }
 
 impl Renderer {
-    /// For a new stream.
+    /// Returns a renderer for a new stream.
     pub fn new(format: Format) -> Self {
         let form = match format {
             Format::Text => Form::Text(Schemas::new()),
@@ -121,11 +121,11 @@ impl Renderer {
         Self { form, order }
     }
 
-    /// Hand the lines of a message at `lsn` to `out`. Transactions that commit at or after `until`
-    /// are left out.
+    /// Writes the lines of a message at `lsn` to `out`. Transactions that commit at or after
+    /// `until` are left out.
     ///
     /// # Errors
-    /// [`Error`] of the first record that is not valid, or of `out`.
+    /// [`Error`] of the first invalid record, or of `out`.
     pub fn message(
         &mut self,
         lsn: u64,
@@ -156,7 +156,7 @@ impl Renderer {
     }
 }
 
-/// Writes a line piece by piece: it may be much longer than its record.
+/// Writes a line in parts, as it may be much longer than its record.
 struct Pieces<'o, L> {
     out: &'o mut L,
     written: io::Result<()>,
@@ -205,12 +205,12 @@ fn text(
         }
         let written = Ok(());
         let mut pieces = Pieces { out, written };
-        // An error is one of the output's, which is in there.
+        // The only possible error is one of the output, which `pieces` has kept.
         let _ = render_to(&record, schemas, Detail::Full, &mut pieces);
         pieces.written?;
         out.write(b"\n")?;
         outcome.complete = end_of(&record).or(outcome.complete);
-        // A message may hold the end of one transaction and the start of another.
+        // A message may contain the end of one transaction and the start of another.
         if !order.is_open() {
             out.mark_whole();
         }
@@ -230,7 +230,7 @@ fn json(
     json.read(body, records)
         .map_err(|error| Error::Json { lsn, error })?;
     let mut reader = Reader::new(records.frame());
-    // What was just written is valid; where it stands is what is looked at.
+    // The records were just written, so they are valid; only their order is checked.
     while let Ok(Some(record)) = reader.next_record() {
         order
             .see(&record)
@@ -251,10 +251,10 @@ fn json(
     Ok(outcome)
 }
 
-/// How many bytes of records are kept for the next message.
+/// Bytes of the record buffer that stay allocated for the next message.
 const KEPT_BYTES: usize = 64 * 1024;
 
-/// Whether the record starts, or is all that is left to say of, a transaction at or after `until`.
+/// Returns whether the record begins, or completely describes, a transaction at or after `until`.
 fn is_past(record: &Record<'_>, until: Option<u64>) -> bool {
     let begin = match record {
         Record::Begin(begin) => begin,
@@ -268,7 +268,7 @@ fn is_past(record: &Record<'_>, until: Option<u64>) -> bool {
     until.is_some_and(|until| begin.commit_lsn >= until)
 }
 
-/// The position that a record completes: end of the transaction that it ends.
+/// Returns the position that a record completes: the end of the transaction that it ends.
 fn end_of(record: &Record<'_>) -> Option<u64> {
     match record {
         Record::Commit(end) | Record::Prepare(end) => Some(end.end_lsn),
@@ -281,10 +281,10 @@ fn end_of(record: &Record<'_>) -> Option<u64> {
     }
 }
 
-/// How far wal2json's objects and transactions are, of either version.
+/// State of wal2json's objects and transactions, for either version.
 #[derive(Debug, Default)]
 struct Wal2json {
-    /// Objects and arrays that are open.
+    /// Number of open objects and arrays.
     depth: usize,
     in_string: bool,
     escaped: bool,
@@ -293,9 +293,9 @@ struct Wal2json {
 }
 
 impl Wal2json {
-    /// A message was written.
+    /// Updates the state with a message that was written.
     fn see(&mut self, body: &[u8]) {
-        // Just so the server writes them, and nothing before "action".
+        // The server writes exactly this text, and nothing before "action".
         if self.depth == 0 {
             if body.starts_with(br#"{"action":"B""#) {
                 self.in_transaction = true;
@@ -338,7 +338,7 @@ mod tests {
 
     use super::*;
 
-    /// What was written, and what of it a cut leaves.
+    /// Everything that was written, and the length that a cut leaves.
     #[derive(Default)]
     struct Kept {
         bytes: Vec<u8>,
@@ -361,17 +361,17 @@ mod tests {
             self.whole == self.bytes.len()
         }
 
-        /// Lines that a cut leaves.
+        /// Number of lines that a cut leaves.
         fn lines(&self) -> usize {
             let left = self.bytes[..self.whole].iter();
             left.filter(|byte| **byte == b'\n').count()
         }
     }
 
-    /// A stream and what was kept of it.
+    /// A stream, and the output that was kept.
     struct Stream {
         renderer: Renderer,
-        /// Of a server that writes JSON.
+        /// The writer of a server that sends JSON.
         server: Option<JsonWriter>,
         kept: Kept,
         until: Option<u64>,
@@ -392,15 +392,15 @@ mod tests {
             self.renderer.message(lsn, body, until, kept)
         }
 
-        /// The position that a message lets be confirmed, if one, and how many lines a cut leaves
-        /// then.
+        /// Returns the position that may be confirmed after a message, if any, and how many lines a
+        /// cut would leave.
         fn message(&mut self, lsn: u64, body: &[u8]) -> (Option<u64>, usize) {
             let complete = self.give(lsn, body).unwrap().complete;
             (complete.filter(|_| self.kept.is_whole()), self.kept.lines())
         }
 
-        /// In one message, as a server sends GIR; or, as it sends JSON, in a message each, the last
-        /// of which counts.
+        /// Feeds records: in one message, as a server sends GIR; or one message for each, as it
+        /// sends JSON. The result is that of the last message.
         fn records(&mut self, records: &[Record<'_>]) -> (Option<u64>, usize) {
             if self.server.is_some() {
                 let mut last = (None, 0);
@@ -474,10 +474,10 @@ mod tests {
         assert_eq!(stream.records(&[HEADER, begin(10)]), (None, 1));
         assert_eq!(stream.records(&[note(true), note(false)]), (None, 1));
         assert_eq!(stream.records(&[commit(10)]), (Some(15), 5));
-        // What a keepalive behind it lets be confirmed.
+        // A keepalive after it allows confirming.
         assert_eq!(stream.records(&[note(false)]), (None, 6));
         assert!(stream.kept.is_whole());
-        // The first of two in one message is whole, but not all that was written.
+        // The first of two in one message is whole, but the written text as a whole is not.
         let two = [begin(20), commit(20), begin(30)];
         assert_eq!(stream.records(&two), (None, 8));
         assert!(!stream.kept.is_whole());
@@ -497,7 +497,7 @@ mod tests {
         assert_eq!(stream.records(&[HEADER, segment(true)]), (None, 1));
         let more = [note(true), Record::SegmentStop];
         assert_eq!(stream.records(&more), (None, 4));
-        // Others may be confirmed between segments.
+        // Other transactions may be confirmed between segments.
         assert_eq!(stream.records(&[begin(10), commit(10)]), (Some(15), 6));
         let abort = Record::Abort(Abort { xid: 7, subxid: 8 });
         assert_eq!(stream.records(&[abort]), (None, 7));
@@ -593,12 +593,12 @@ mod tests {
         let mut stream = Stream::new(Format::Wal2json);
         let object = br#"{"change":[{"kind":"insert","columnvalues":["a \"{[ \\"]}]}"#;
         assert_eq!(stream.message(10, object), (Some(10), 1));
-        // With line breaks in it, as pretty-print writes.
+        // With line breaks in it, as with pretty-print.
         assert_eq!(
             stream.message(20, b"{\n\t\"change\": [\n\t]\n}"),
             (Some(20), 5)
         );
-        // In pieces, one of them ending inside a string, which the server does not do.
+        // In parts, one of them ending inside a string, which the server does not do.
         assert_eq!(stream.message(21, br#"{"change":["#), (None, 5));
         assert_eq!(stream.message(22, br#"{"kind":"insert"}"#), (None, 5));
         assert_eq!(stream.message(23, br#",{"kind":"}]}"#), (None, 5));

@@ -1,10 +1,10 @@
 //! `gir-tail`: follows a slot of the output plugin `braid` over an ordinary replication connection
-//! and writes what comes.
+//! and writes the changes.
 //!
 //! A program of its own, with libpq as its client library and without any other part of PostgreSQL.
-//! What was written is reported to the server only once it is on disk (or handed to whoever reads
-//! standard output), so that each transaction comes at least once, whatever is killed and whenever;
-//! after a failure it connects again and goes on where the server knows it to be.
+//! Output is reported to the server only once it is on disk (or accepted by the reader of standard
+//! output). So each transaction arrives at least once, whatever is killed at whatever time. After a
+//! failure the program reconnects and resumes at the position that the server has confirmed.
 #![warn(missing_docs)]
 
 mod connection;

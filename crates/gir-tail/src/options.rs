@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use braid_gir::parse_lsn;
 
-/// What `--help` prints.
+/// Text of `--help`.
 pub const HELP: &str = "\
 gir-tail follows a logical slot of the output plugin \"braid\".
 
@@ -28,18 +28,18 @@ Usage: gir-tail --slot NAME --publication NAMES [OPTION]...
   -?, --help
 ";
 
-/// What to write.
+/// Format of the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
     /// A line of text for each record.
     Text,
     /// A gir-json object for each record.
     Json,
-    /// What the server writes when asked for wal2json.
+    /// The server's output in the format wal2json.
     Wal2json,
 }
 
-/// What to do.
+/// The requested action.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Command {
     /// Print the help.
@@ -52,34 +52,34 @@ pub enum Command {
     Tail(Options),
 }
 
-/// Everything that the command line says.
+/// Options of the command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
     /// Connection string or database name; empty: libpq's defaults.
     pub dbname: String,
     /// Name of the slot.
     pub slot: String,
-    /// Create the slot if it is not there.
+    /// Create the slot if it does not exist.
     pub create_slot: bool,
     /// Publications, as given.
     pub publications: Option<String>,
-    /// What to write.
+    /// Format of the output.
     pub format: Format,
-    /// Where to; `None` for standard output.
+    /// Path of the output; `None` for standard output.
     pub file: Option<String>,
     /// Options for the plugin.
     pub plugin: Vec<(String, Option<String>)>,
-    /// Where to end.
+    /// LSN at which to end.
     pub until: Option<u64>,
     /// End when the connection is lost.
     pub no_loop: bool,
-    /// Between reports.
+    /// Time between reports to the server.
     pub status_interval: Duration,
-    /// Say what is done.
+    /// Report progress on standard error.
     pub verbose: bool,
 }
 
-/// Read the arguments, which do not include the program's name.
+/// Parses the arguments, without the program's name.
 ///
 /// # Errors
 /// A message for the user.
@@ -100,7 +100,7 @@ pub fn parse(arguments: impl IntoIterator<Item = String>) -> Result<Command, Str
     let mut drop_slot = false;
     let mut arguments = arguments.into_iter();
     while let Some(argument) = arguments.next() {
-        // Long options may have their value behind "=".
+        // The value of a long option may follow "=".
         let (name, attached) = match argument.split_once('=') {
             Some((name, value)) if name.starts_with("--") => (name, Some(value.to_owned())),
             _ => (argument.as_str(), None),
@@ -141,12 +141,13 @@ pub fn parse(arguments: impl IntoIterator<Item = String>) -> Result<Command, Str
     if options.slot.is_empty() {
         return Err("no slot was named: give --slot".to_owned());
     }
-    // With it keepalives say nothing of what was sent, and those are what is gone by.
+    // With that option, keepalives do not account for delayed transactions, but this program relies
+    // on them.
     let joins = |(name, _): &(String, Option<String>)| name == "join_transactions";
     if options.plugin.iter().any(joins) {
         return Err("option \"join_transactions\" is not for this program".to_owned());
     }
-    // What comes is read as the format that was asked for here, and confirmed by it.
+    // Messages are parsed in the format of --format, which also determines what is confirmed.
     if options.plugin.iter().any(|(name, _)| name == "format") {
         return Err("option \"format\" is what --format is for".to_owned());
     }

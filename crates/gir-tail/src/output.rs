@@ -1,9 +1,9 @@
-//! Where lines go: a file or standard output.
+//! The output: a file or standard output.
 //!
-//! In a file a crash can leave half a line, and a lost connection half a transaction; both are cut
-//! off before more is written, for the server sends them again. What is confirmed is never cut:
-//! `format` marks where nothing is open, a cut goes back no further than to the last such mark, and
-//! `tail` confirms a position only where all that was written is so marked.
+//! A crash can leave half a line in a file, and a lost connection half a transaction. Both are cut
+//! off before more is written, as the server sends them again. Confirmed data is never cut:
+//! `format` marks places where nothing is open, a cut goes back at most to the last such mark, and
+//! `tail` confirms a position only if everything written is before a mark.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
@@ -11,7 +11,7 @@ use std::path::PathBuf;
 
 use crate::format::Lines;
 
-/// Bytes that are gathered before they are written.
+/// Bytes that are buffered before they are written.
 const BUFFER: usize = 256 * 1024;
 
 enum Target {
@@ -27,14 +27,14 @@ enum Target {
 /// The output.
 pub struct Output {
     target: Target,
-    /// Bytes of the file.
+    /// Length of the file in bytes.
     len: u64,
-    /// As far as nothing was open: a cut leaves this.
+    /// Length up to the last mark, which a cut leaves.
     whole: u64,
 }
 
 impl Output {
-    /// Open the file, or take standard output.
+    /// Opens the file, or uses standard output.
     pub fn open(path: Option<&str>) -> io::Result<Self> {
         let Some(path) = path else {
             let target = Target::Stdout(BufWriter::with_capacity(BUFFER, io::stdout()));
@@ -67,12 +67,12 @@ impl Output {
         })
     }
 
-    /// Whether a cut would leave all that was written.
+    /// Returns whether a cut would keep everything that was written.
     pub fn is_whole(&self) -> bool {
         self.whole == self.len
     }
 
-    /// What was written survives from here on: on disk, or in the hands of who reads.
+    /// Makes everything written durable: on disk, or accepted by the reader of standard output.
     pub fn flush(&mut self) -> io::Result<()> {
         match &mut self.target {
             Target::Stdout(out) => out.flush(),
@@ -86,7 +86,7 @@ impl Output {
         }
     }
 
-    /// Forget what is open, where that is possible.
+    /// Cuts off everything after the last mark, if the output can be cut.
     pub fn cut(&mut self) -> io::Result<()> {
         match &mut self.target {
             Target::File {
@@ -99,8 +99,8 @@ impl Output {
                 if found == self.len {
                     file.get_ref().set_len(self.whole)?;
                 } else {
-                    // Somebody else has cut the file or written to it, so what is counted here says
-                    // nothing of where it was open.
+                    // Another process has truncated the file or written to it, so the counted
+                    // lengths do not apply to it.
                     self.whole = found;
                 }
             }
@@ -111,8 +111,8 @@ impl Output {
         Ok(())
     }
 
-    /// Open the file anew under its name: somebody has moved it away. For where nothing is open, so
-    /// that no transaction is in two files.
+    /// Opens the file again under its name, as it may have been renamed. Call it only if nothing is
+    /// open, so that no transaction is split between two files.
     pub fn reopen(&mut self) -> io::Result<()> {
         self.flush()?;
         if let Target::File { path, .. } = &self.target {
@@ -137,7 +137,7 @@ impl Lines for Output {
     }
 }
 
-/// Length of the file without a last line that has no end.
+/// Returns the length of the file without an incomplete last line.
 fn last_line_end(file: &mut File) -> io::Result<u64> {
     let mut end = file.seek(SeekFrom::End(0))?;
     let mut block = [0; 8192];

@@ -1,4 +1,4 @@
-//! The messages inside of a replication stream (docs/PROTOCOL.md, section 1).
+//! Messages within a replication stream (docs/PROTOCOL.md, section 1).
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -8,23 +8,23 @@ const EPOCH_DIFFERENCE: u64 = 946_684_800;
 /// A message from the server.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Message<'a> {
-    /// What the plugin wrote, at this position.
+    /// A message of the plugin.
     Data {
-        /// Position that the server gives it.
+        /// Position that the server assigns to it.
         lsn: u64,
         /// The plugin's message.
         body: &'a [u8],
     },
-    /// All that was committed before this position was sent.
+    /// Everything that was committed before this position was sent.
     Keepalive {
         /// The position.
         lsn: u64,
-        /// An answer is wanted at once.
+        /// Whether a reply is requested at once.
         reply: bool,
     },
 }
 
-/// Read a message. `None` for what is none.
+/// Parses a message. `None` if it is not valid.
 pub fn read(bytes: &[u8]) -> Option<Message<'_>> {
     let (tag, rest) = bytes.split_first()?;
     match tag {
@@ -48,7 +48,8 @@ pub fn read(bytes: &[u8]) -> Option<Message<'_>> {
     }
 }
 
-/// The status message: everything before `written` was written, before `flushed` is safe.
+/// Returns the status message: everything before `written` was written, everything before `flushed`
+/// is durable.
 pub fn status(written: u64, flushed: u64) -> [u8; 34] {
     let now = SystemTime::now()
         .duration_since(UNIX_EPOCH)

@@ -1,4 +1,4 @@
-//! Following a slot: connect, stream, write, report, and again.
+//! Follows a slot: connects, reads the stream, writes, reports, and starts over.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,25 +13,25 @@ use crate::options::{Format, Options};
 use crate::output::Output;
 use crate::protocol::{self, Message};
 
-/// Pause before connecting again: doubled with each failure in a row.
+/// Pause before reconnecting; doubled with each failure in a row.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
-/// How long nothing may come before it is looked whether there is something else to do.
+/// Longest wait for a message before other work, such as signals and reports, is checked.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// Why following ended.
+/// Reason why following has ended.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The connection, or the server.
+    /// An error of the connection, or of the server.
     #[error(transparent)]
     Connection(#[from] connection::Error),
-    /// The output.
+    /// Writing to the output failed.
     #[error("could not write: {0}")]
     Output(#[from] std::io::Error),
-    /// What came is not as it should be, or could not be written.
+    /// A message is invalid, or could not be written.
     #[error(transparent)]
     Format(#[from] format::Error),
-    /// What came is not of the replication protocol.
+    /// A message does not belong to the replication protocol.
     #[error("invalid message from the server")]
     Message,
     /// The server ended the stream.
@@ -70,7 +70,7 @@ impl Signals {
     }
 }
 
-/// Drop the slot.
+/// Drops the slot.
 pub fn drop_slot(options: &Options) -> Result<(), Error> {
     let mut connection = Connection::open(&options.dbname)?;
     connection.command(&format!(
@@ -80,7 +80,7 @@ pub fn drop_slot(options: &Options) -> Result<(), Error> {
     Ok(())
 }
 
-/// Follow the slot until told to end.
+/// Follows the slot until a signal or the end position.
 pub fn run(options: &Options) -> Result<(), Error> {
     let signals = Signals::listen()?;
     let mut output = Output::open(options.file.as_deref())?;
@@ -97,7 +97,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
             Ok(()) => return Ok(()),
             Err(error) => error,
         };
-        // What is there is whole, whatever happens next, and need not come again.
+        // Keep the whole part durable: it need not be sent again, whatever happens next.
         if let Err(error) = output.cut().and_then(|()| output.flush()) {
             slot.give_up(options);
             return Err(error.into());
@@ -125,16 +125,17 @@ pub fn run(options: &Options) -> Result<(), Error> {
     }
 }
 
-/// The slot, as far as this run has to do with its existence.
+/// State of the slot in this run.
 struct Slot {
-    /// It is to be created if it is not there.
+    /// The slot is created if it does not exist.
     may_create: bool,
-    /// This run has created it, and nothing of it was written.
+    /// This run has created the slot, and has written nothing of it.
     is_new: bool,
 }
 
 impl Slot {
-    /// The run has failed. A slot that it has made for nothing would hold back WAL for ever.
+    /// Drops the slot after a failure if this run has created it for nothing: it would retain WAL
+    /// for ever.
     fn give_up(&self, options: &Options) {
         if !self.is_new {
             return;
@@ -156,27 +157,27 @@ impl Slot {
 /// Positions, over all connections.
 #[derive(Default)]
 struct Progress {
-    /// The server that they are of: its system identifier and timeline.
+    /// The server of these positions: its system identifier and timeline.
     server: Option<(String, String)>,
-    /// Everything before it was written.
+    /// Everything before this position was written.
     complete: u64,
-    /// Everything before it is safe, and reported.
+    /// Everything before this position is durable, and reported.
     flushed: u64,
 }
 
 impl Progress {
-    /// Everything before `lsn` was written. A position is taken only where all that was written is
-    /// whole, so that nothing that is confirmed can be cut. While something is open the one before
-    /// stands: nothing is lost by confirming late.
+    /// Records that everything before `lsn` was written. The position counts only if everything
+    /// written is whole, so that confirmed data is never cut. While something is open, the previous
+    /// position stays: confirming late loses nothing.
     fn reach(&mut self, lsn: u64, output: &Output) {
         if output.is_whole() {
             self.complete = self.complete.max(lsn);
         }
     }
 
-    /// Where to go on: where this run is, or, as 0, where the slot is. A server that was restarted
-    /// may have forgotten what was confirmed, as it saves slots at checkpoints only. A position
-    /// counts for nothing on another server, or on one that was put back to a time before it.
+    /// Returns where to resume: at this run's position, or 0 for the slot's. A restarted server may
+    /// have forgotten what was confirmed, as it saves slots only at checkpoints. A position is
+    /// discarded if the server is another one, or was reset to a time before it.
     fn start(&mut self, identity: Vec<Option<String>>) -> u64 {
         let mut fields = identity.into_iter().map(Option::unwrap_or_default);
         let server = (
@@ -194,7 +195,7 @@ impl Progress {
         self.flushed
     }
 
-    /// Make safe what was written and say so.
+    /// Makes the written data durable and reports it.
     fn report(&mut self, output: &mut Output, connection: &mut Connection) -> Result<(), Error> {
         output.flush()?;
         self.flushed = self.complete;
@@ -242,7 +243,7 @@ fn follow(
         let message = match connection.receive()? {
             Received::Message(message) => message,
             Received::Nothing => {
-                // Whoever reads along should see what there is.
+                // Flush, so that a reader of the output sees everything.
                 if progress.complete > progress.flushed {
                     progress.report(output, &mut connection)?;
                     reported = Instant::now();
@@ -264,8 +265,8 @@ fn follow(
                 }
             }
             Message::Keepalive { lsn, reply } => {
-                // Keepalives also come inside of a large transaction; their position lies before it
-                // then.
+                // Keepalives also arrive within a large transaction; then their position lies
+                // before it.
                 progress.reach(lsn, output);
                 if reply {
                     progress.report(output, &mut connection)?;
@@ -290,7 +291,7 @@ fn follow(
     Ok(())
 }
 
-/// False: it was there already.
+/// Creates the slot. Returns false if it already exists.
 fn create_slot(connection: &mut Connection, slot: &str) -> Result<bool, Error> {
     let command = format!(
         "CREATE_REPLICATION_SLOT {} LOGICAL braid NOEXPORT_SNAPSHOT",
@@ -302,8 +303,8 @@ fn create_slot(connection: &mut Connection, slot: &str) -> Result<bool, Error> {
     }
 }
 
-/// The server goes on at the position that was confirmed last, or at `start` if that lies behind
-/// it.
+/// Returns the command that starts the stream. The server resumes at the last confirmed position,
+/// or at `start` if that is later.
 fn start_command(options: &Options, start: u64) -> String {
     let mut given: Vec<(&str, Option<&str>)> = Vec::new();
     match options.format {
@@ -332,7 +333,7 @@ fn start_command(options: &Options, start: u64) -> String {
     )
 }
 
-/// As the grammar of replication commands has it: the quote doubled, and nothing else special.
+/// Returns quoted text for a replication command: only the quote is special, and is doubled.
 fn quoted(text: &str, quote: char) -> String {
     let doubled = text.replace(quote, &format!("{quote}{quote}"));
     format!("{quote}{doubled}{quote}")
