@@ -1,47 +1,53 @@
-//! Transactions that are put aside because something that they depend on is not committed yet. Run
-//! by the appliers, where commits may overtake each other.
+//! Wait lists: where a transaction waits for a dependency that is not committed yet. Run by the
+//! appliers, in relaxed commit order.
 //!
-//! Whoever has claimed a transaction and finds that it can't be applied yet hangs it on one of
-//! those that are missing, and takes another. Whoever commits that one takes off all that hang on
-//! it: each is hung on the next that is missing, or is *ready* when none is, and then anybody may
-//! take it, before anything new. So a transaction that is put aside is in one place at any time: in
-//! the hands of an applier, on the list of one that is not committed, or ready.
+//! If an applier waited with a transaction for its dependency, all appliers could end up waiting.
+//! So an applier that has claimed a transaction T with an unmet dependency D enqueues T on D's wait
+//! list, and claims another transaction. Committing D takes three steps:
 //!
-//! The word of a list says whose it is, who was hung on it last, and whether it is closed. It is
-//! closed by the commit of its transaction, with one exchange that takes the list as well, before
-//! that transaction is marked as done: what was hung on it until then is found by the one who
-//! commits, and nothing can be hung on it any more. A list is never taken apart in another way, so
-//! that its links stay true. A place that is used again has another number in its word, so what
-//! belongs to an earlier transaction is never taken for a later one's.
+//! 1. One atomic exchange detaches D's wait list and closes it (`close`).
+//! 2. D is marked as done (`ring.rs`).
+//! 3. Each transaction of the list is enqueued on its next unmet dependency, or becomes *ready* if
+//!    it has none ([`Aside::release`]).
 //!
-//! This module knows nothing of how things lie in shared memory, so that loom can check it
+//! Any applier may take a ready transaction, and does so before it claims a new one. So a
+//! transaction is in one place at any time: with an applier, on the wait list of an uncommitted
+//! transaction, or ready.
+//!
+//! The word of a list holds its owner's sequence number, which transaction was enqueued last, and
+//! whether the list is closed. Because step 1 comes before step 2, D's commit finds every
+//! transaction that was enqueued on D, and none can be enqueued afterwards. A list is only detached
+//! as a whole, so its links stay valid. A place that is used again has another sequence number in
+//! its word. So it cannot be mistaken for the list of its previous owner (no ABA).
+//!
+//! This module does not know the layout of shared memory, so that loom can check it
 //! (`tests/loom.rs`).
 
 use crate::sync::{AtomicU64, Ordering};
 use crate::wake::Padded;
 
-/// Single transactions that one can depend on when commits may overtake each other: as many as a
-/// descriptor's second cache line has room for. More than that are few, and stand for all before
-/// the last of them.
+/// Number of single dependencies that a transaction can have in relaxed order. A descriptor's
+/// second cache line has room for that many. A transaction with more of them depends on all up to
+/// the last of the others instead (`through`).
 pub const EDGES: usize = 6;
 
-/// The lower bits of a list's word: how far behind its transaction the one is that was hung on it
-/// last; 0 for none.
+/// Number of lower bits of a list's word. They hold how many sequence numbers after the owner the
+/// transaction comes that was enqueued last; 0 for an empty list.
 const OFFSET_BITS: u32 = 21;
-/// The list is closed: its transaction is committed.
+/// Value of the lower bits of a closed list: its owner is committed.
 const CLOSED: u64 = (1 << OFFSET_BITS) - 1;
 
-/// The word of an empty list. Written by the leader before the transaction is published.
+/// Returns the word of an empty list. The leader writes it before it publishes the transaction.
 pub(crate) fn empty(sequence: u64) -> u64 {
     sequence << OFFSET_BITS
 }
 
-/// Which transaction a list belongs to.
+/// Returns the sequence number of the transaction that a list belongs to.
 fn owner(word: u64) -> u64 {
     word >> OFFSET_BITS
 }
 
-/// The transaction that was hung on it last; 0 for none.
+/// Returns the transaction that was enqueued last; 0 for none.
 fn last(word: u64) -> u64 {
     match word & CLOSED {
         0 | CLOSED => 0,
@@ -49,49 +55,49 @@ fn last(word: u64) -> u64 {
     }
 }
 
-/// What all transactions in flight have for this, by number. A place is used again by the
-/// transaction that is as many further on as there are places.
+/// Access to the places of the transactions in flight, by sequence number. Each place is used again
+/// by the transaction that is [`count`](Self::count) numbers later.
 pub trait Places {
-    /// The list of those that wait for it.
+    /// The wait list of a transaction.
     fn waiters(&self, sequence: u64) -> &AtomicU64;
-    /// Which is next on the list that it is on; 0 for none.
+    /// The next transaction on the wait list that a transaction is on; 0 for none.
     fn next(&self, sequence: u64) -> &AtomicU64;
-    /// All up to the first must be committed before it is applied, and each of the others, up to
-    /// the first 0.
+    /// Dependencies of a transaction: all up to the first number, and each of the array, up to its
+    /// first 0. They must be committed before it is applied.
     fn needs(&self, sequence: u64) -> (u64, [u64; EDGES]);
-    /// One bit for each place: whether what is there is ready.
+    /// Bits of 64 places: 1 if the transaction in the place is ready.
     fn ready(&self, word: usize) -> &AtomicU64;
-    /// How many there are; a power of two.
+    /// Number of places; a power of two.
     fn count(&self) -> u64;
-    /// Transactions that are committed, with all before them.
+    /// Low-water mark: the last transaction that is committed with all before it.
     fn committed(&self) -> u64;
 }
 
-/// How many are put aside.
+/// Counts of the transactions that are on wait lists or ready.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Aside {
-    /// These are ready. Never less than there are bits.
+    /// Ready transactions. At least the number of bits that are set.
     ready: Padded,
-    /// These wait for another one.
+    /// Transactions on wait lists.
     waiting: Padded,
 }
 
 impl Aside {
-    /// How many are ready to be taken.
+    /// Returns the number of ready transactions.
     pub fn ready(&self) -> u64 {
         self.ready.0.load(Ordering::SeqCst)
     }
 
-    /// How many wait for another one.
+    /// Returns the number of transactions on wait lists.
     pub fn waiting(&self) -> u64 {
         self.waiting.0.load(Ordering::SeqCst)
     }
 
-    /// Put a transaction aside that the caller has in hand, if anything that it needs is missing.
-    /// False: nothing is, and it stays in hand. True: it may be in anybody's hands by now.
+    /// Enqueues a transaction of the caller on an unmet dependency. Returns false if it has none:
+    /// then the caller keeps it. After true, another applier may have taken it already.
     pub fn put(&self, places: &impl Places, sequence: u64) -> bool {
-        // Counted first: who takes it off counts down.
+        // Counted first: the commit that takes it off the list counts down.
         self.waiting.0.fetch_add(1, Ordering::SeqCst);
         let is_hung = hang(places, sequence);
         if !is_hung {
@@ -100,20 +106,22 @@ impl Aside {
         is_hung
     }
 
-    /// Give back a transaction that the caller has in hand and that can be applied.
+    /// Makes a transaction of the caller ready, so that any applier can take it. Its dependencies
+    /// are met.
     pub fn give_back(&self, places: &impl Places, sequence: u64) {
         let (word, bit) = place_of(places, sequence);
         self.ready.0.fetch_add(1, Ordering::SeqCst);
         places.ready(word).fetch_or(bit, Ordering::SeqCst);
     }
 
-    /// What was hung on a transaction that has committed (`close`) is hung on the next that is
-    /// missing, or ready. How many are ready.
+    /// Goes through the list that `close` has detached, from `first` on. Enqueues each transaction
+    /// on its next unmet dependency, or makes it ready if it has none. Returns how many became
+    /// ready.
     pub fn release(&self, places: &impl Places, first: u64) -> u64 {
         let mut ready = 0;
         let mut sequence = first;
         while sequence != 0 {
-            // Once it is on another list it is no longer this one's.
+            // Read first: once the transaction is on another list, its link belongs to that list.
             let next = places.next(sequence).load(Ordering::SeqCst);
             if !hang(places, sequence) {
                 self.waiting.0.fetch_sub(1, Ordering::SeqCst);
@@ -125,7 +133,8 @@ impl Aside {
         ready
     }
 
-    /// Take one that is ready: the oldest, or one that was when others came.
+    /// Takes a ready transaction: the oldest. If others become ready meanwhile, it may be a newer
+    /// one.
     pub fn take(&self, places: &impl Places) -> Option<u64> {
         if self.ready() == 0 {
             return None;
@@ -133,7 +142,7 @@ impl Aside {
         let (first, oldest) = place_of(places, places.committed() + 1);
         let words = usize::try_from(places.count().div_ceil(64)).unwrap_or(1);
         let from_oldest = !(oldest - 1);
-        // The first word at both ends: what is before the oldest one's place there is last.
+        // The first word is visited twice: its bits below the oldest transaction's place come last.
         for step in 0..=words {
             let number = (first + step) % words;
             let word = places.ready(number);
@@ -156,27 +165,28 @@ impl Aside {
         None
     }
 
-    /// Whether a transaction is ready, and nobody has taken it.
+    /// Returns whether a transaction is ready and not taken.
     pub fn is_ready(&self, places: &impl Places, sequence: u64) -> bool {
         let (word, bit) = place_of(places, sequence);
         places.ready(word).load(Ordering::SeqCst) & bit != 0
     }
 }
 
-/// A transaction is committed: nothing waits for it from now on. Returns the last that was hung on
-/// it, 0 for none, for [`Aside::release`] once it is marked as done.
+/// Closes the wait list of a transaction that is committed: nothing can be enqueued on it from now
+/// on. Returns the transaction that was enqueued last, 0 for none. The caller passes it to
+/// [`Aside::release`] after it has marked the committed transaction as done.
 pub fn close(places: &impl Places, sequence: u64) -> u64 {
     let closed = empty(sequence) | CLOSED;
     last(places.waiters(sequence).swap(closed, Ordering::SeqCst))
 }
 
-/// Which bit of which word.
+/// Returns the index of the word and the bit of a transaction's place.
 fn place_of(places: &impl Places, sequence: u64) -> (usize, u64) {
     let place = sequence & (places.count() - 1);
     (usize::try_from(place / 64).unwrap_or(0), 1 << (place % 64))
 }
 
-/// Hang a transaction on one that it needs and that is not committed. False when there is none.
+/// Enqueues a transaction on an unmet dependency. Returns false if it has none.
 fn hang(places: &impl Places, sequence: u64) -> bool {
     let (through, single) = places.needs(sequence);
     if single
@@ -187,14 +197,13 @@ fn hang(places: &impl Places, sequence: u64) -> bool {
         return true;
     }
     let committed = places.committed();
-    // The last first: where it is one that all behind it wait for, all before it are committed when
-    // it is.
+    // The last one first. If it depends on all before it, they are all committed once it is.
     through > committed
         && (hang_on(places, through, sequence)
             || (committed + 1..through).any(|missing| hang_on(places, missing, sequence)))
 }
 
-/// Hang a transaction on an earlier one. False when that is committed.
+/// Enqueues a transaction on an earlier one, `missing`. Returns false if that one is committed.
 fn hang_on(places: &impl Places, missing: u64, sequence: u64) -> bool {
     let list = places.waiters(missing);
     let mut word = list.load(Ordering::SeqCst);
@@ -213,7 +222,7 @@ fn hang_on(places: &impl Places, missing: u64, sequence: u64) -> bool {
 
 #[cfg(loom)]
 impl Aside {
-    /// Of a fresh ring.
+    /// Counts of a fresh ring.
     #[must_use]
     #[expect(clippy::new_without_default, reason = "for the model only")]
     pub fn new() -> Self {
@@ -224,7 +233,7 @@ impl Aside {
     }
 }
 
-/// The word of an empty list, for the model.
+/// Returns the word of an empty list, for the model.
 #[cfg(loom)]
 #[must_use]
 pub fn list_of(sequence: u64) -> AtomicU64 {

@@ -7,12 +7,12 @@ use crate::ring::{Error, Ring};
 use crate::sync::Ordering;
 use crate::wake::Wakes;
 
-/// What reading on in a transaction gives.
+/// Result of reading on in a transaction.
 #[derive(Debug, PartialEq, Eq)]
 pub enum FrameRead<'a> {
     /// A frame, in place.
     Frame(&'a [u8]),
-    /// A frame that was too large to lie in one piece, put together in the caller's buffer.
+    /// A frame that was too large to lie in one piece. The caller's buffer has all of it.
     Assembled,
     /// The leader has not written more of this open transaction yet.
     Pending,
@@ -24,14 +24,14 @@ pub enum FrameRead<'a> {
 #[derive(Debug, Clone)]
 pub struct Transaction {
     ring: Ring,
-    /// Its number.
+    /// Sequence number.
     pub sequence: u64,
     /// The latest transaction that this one depends on; 0 for none.
     pub depends_on: u64,
     position: u64,
     open: bool,
     split: bool,
-    /// A frame in parts is being put together.
+    /// True while a frame is put together from its parts.
     assembling: bool,
 }
 
@@ -49,9 +49,10 @@ impl Transaction {
         }
     }
 
-    /// What must be committed before this transaction joins others from `first` on: all up to the
-    /// number, and each of the list, up to its first 0. Its own number for `first`: what must be
-    /// committed before it is applied.
+    /// Returns what must be committed before this transaction joins a batch that begins with
+    /// transaction `first`: all up to the number, and each of the list, up to its first 0.
+    /// Dependencies within the batch are left out. With its own sequence number as `first`: all of
+    /// its dependencies.
     #[must_use]
     pub fn needs(&self, first: u64) -> (u64, [u64; EDGES]) {
         let descriptor = self.ring.descriptor(self.sequence);
@@ -72,51 +73,52 @@ impl Transaction {
         (through.min(first.saturating_sub(1)), needed)
     }
 
-    /// Whether it was taken while the leader was still receiving it. Such a one can't be read
-    /// twice.
+    /// Whether it was claimed while the leader was still receiving it. Its bytes are released as
+    /// they are read, so it can't be read twice.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.open
     }
 
-    /// Whether it may be committed in several pieces.
+    /// Whether it may be committed in several chunks.
     #[must_use]
     pub fn is_split(&self) -> bool {
         self.split
     }
 
-    /// Whether its keys do not say what it depends on. Of an open one that is not known yet.
+    /// Whether its keys do not tell what it depends on. Not known yet while it is open.
     #[must_use]
     pub fn is_wide(&self) -> bool {
         self.has(WIDE)
     }
 
-    /// Whether another process has applied its content, and waits to be told that it is its turn.
+    /// Whether another process has applied its changes, and waits for its turn to commit.
     #[must_use]
     pub fn is_elsewhere(&self) -> bool {
         self.has(ELSEWHERE)
     }
 
-    /// Whether it is to be passed without being applied.
+    /// Whether it is passed over, not applied.
     #[must_use]
     pub fn is_skipped(&self) -> bool {
         self.has(SKIP)
     }
 
-    /// Whether it was put aside until all before it are committed ([`Ring::put_aside_until_turn`]).
+    /// Whether it was set to wait until all before it are committed
+    /// ([`Ring::put_aside_until_turn`]).
     #[must_use]
     pub fn is_tried(&self) -> bool {
         self.has(TRIED)
     }
 
-    /// Whether that was because of a unique violation.
+    /// Whether it was set to wait because it failed with a unique violation.
     #[must_use]
     pub fn is_careful(&self) -> bool {
         self.has(CAREFUL)
     }
 
-    /// Whether it can be applied together with others: all of its content is here, and is to be
-    /// applied.
+    /// Whether it can be applied together with others: the ring has all of its changes, and they
+    /// are to be applied.
     #[must_use]
     pub fn may_join(&self) -> bool {
         !self.open && !self.has(SKIP | ELSEWHERE)
@@ -128,7 +130,7 @@ impl Transaction {
         descriptor.flags.load(Ordering::Acquire) & flags != 0
     }
 
-    /// End of its commit record at the provider; 0 while it is not known.
+    /// End of its commit record at the provider; 0 until it is known.
     #[must_use]
     pub fn end_lsn(&self) -> u64 {
         self.ring
@@ -137,7 +139,7 @@ impl Transaction {
             .load(Ordering::Acquire)
     }
 
-    /// Start of its commit record at the provider; 0 while it is not known.
+    /// Start of its commit record at the provider; 0 until it is known.
     #[must_use]
     pub fn commit_lsn(&self) -> u64 {
         self.ring
@@ -146,7 +148,8 @@ impl Transaction {
             .load(Ordering::Acquire)
     }
 
-    /// Start reading again. Not for one that was open when it was taken.
+    /// Starts reading at the beginning again. Not for a transaction that was open when it was
+    /// claimed.
     pub fn rewind(&mut self) {
         self.position = self
             .ring
@@ -156,9 +159,9 @@ impl Transaction {
         self.assembling = false;
     }
 
-    /// The next frame. Of an open transaction, what was read before is released first; `wake` sets
-    /// the leader's latch. After [`FrameRead::Pending`] the same buffer is to be given again: it
-    /// may hold the first parts of a frame.
+    /// Returns the next frame. If the transaction is open, first releases the bytes of the frames
+    /// read before; `wake` then sets the leader's latch. After [`FrameRead::Pending`], the caller
+    /// passes the same buffer again: it may hold the first parts of a frame.
     ///
     /// # Errors
     /// [`Error::Corrupt`].

@@ -1,4 +1,4 @@
-//! The first failure of an applier, on its way to the leader.
+//! The first failure of an applier. The leader reads and records it.
 
 use std::cell::UnsafeCell;
 
@@ -8,11 +8,11 @@ const TEXT: usize = 1000;
 /// Message, detail, hint and context.
 const TEXTS: usize = 4;
 
-/// The first failure that an applier can't deal with itself.
+/// The first failure that an applier can't handle itself.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Failure {
-    /// 0 none, 1 being written, 2 there.
+    /// 0: none. 1: being written. 2: readable.
     pub(crate) state: AtomicU32,
     body: UnsafeCell<FailureBody>,
 }
@@ -34,7 +34,8 @@ struct FailureBody {
 /// A failure as the leader records it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct FailureReport {
-    /// End of the commit record at the provider of the transaction that failed; 0 when it was none.
+    /// End of the failed transaction's commit record at the provider; 0 if there was no
+    /// transaction.
     pub lsn: u64,
     /// SQLSTATE: five characters.
     pub sqlstate: [u8; 5],
@@ -46,8 +47,8 @@ pub struct FailureReport {
     pub detail: String,
     /// Hint, cut to 1,000 bytes; empty for none.
     pub hint: String,
-    /// Context: lines, the innermost first; empty for none. Where it is longer than 1,000 bytes,
-    /// its last line is kept and what comes before is cut.
+    /// Context: lines, the innermost first; empty for none. If it is longer than 1,000 bytes, its
+    /// beginning and its last line are kept.
     pub context: String,
 }
 
@@ -59,7 +60,7 @@ fn cut(text: &str) -> &[u8] {
     text.as_bytes().get(..end).unwrap_or_default()
 }
 
-/// A text of several lines in at most `limit` bytes: whole, or its beginning and its last line.
+/// Returns a text of several lines in at most `limit` bytes: whole, or its beginning and last line.
 #[must_use]
 pub fn with_last_line(text: &str, limit: usize) -> String {
     if text.len() <= limit {
@@ -78,7 +79,7 @@ pub fn with_last_line(text: &str, limit: usize) -> String {
 }
 
 impl Failure {
-    /// Report a failure. Later ones are dropped: the first is the cause.
+    /// Reports a failure. Later failures are dropped: the first is the cause.
     pub fn report(&self, report: &FailureReport) {
         if self
             .state

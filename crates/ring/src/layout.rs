@@ -1,4 +1,4 @@
-//! What lies where in the segment. Indices and offsets only, no pointers but latches', which
+//! Layout of the segment. It has indices and offsets and no pointers, except for latches, which
 //! PostgreSQL keeps at the same address in all of its processes.
 
 use crate::aside::{Aside, EDGES};
@@ -10,7 +10,7 @@ pub(crate) const MAGIC: u64 = 0x6272_6169_6472_0005;
 /// Frames start at multiples of this.
 pub(crate) const ALIGN: u64 = 8;
 
-/// What the segment is made for.
+/// Sizes that the segment is made for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Geometry {
     /// Appliers, 1 to [`MAX_APPLIERS`].
@@ -22,7 +22,7 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    /// Round what was asked for to what works.
+    /// Rounds the requested sizes to ones that are allowed.
     #[must_use]
     pub fn new(appliers: usize, buffer: u64, descriptors: u64) -> Self {
         Self {
@@ -54,7 +54,7 @@ impl Geometry {
             .next_multiple_of(64)
     }
 
-    /// Bytes that a segment of this shape needs.
+    /// Returns the number of bytes that a segment of this shape needs.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.buffer_at()
@@ -70,20 +70,21 @@ pub(crate) struct Header {
     pub(crate) appliers: AtomicU64,
     pub(crate) buffer: AtomicU64,
     pub(crate) descriptors: AtomicU64,
-    /// 1 when commits may overtake each other. Set by the leader before anybody else is there.
+    /// 1 in relaxed commit order. Set by the leader before another process attaches.
     pub(crate) relaxed: AtomicU64,
     /// Position at the provider up to which all was committed before the first transaction. Set by
-    /// the leader before anybody else is there.
+    /// the leader before another process attaches.
     pub(crate) start: AtomicU64,
-    /// Appliers with a number below this may take transactions. Moved by the leader.
+    /// Only appliers with a number below this may claim transactions. Set by the leader.
     pub(crate) active_appliers: AtomicU64,
-    /// Of these, so many do, those with the highest numbers. Moved by the leader.
+    /// Number of active appliers that may claim transactions: those with the highest numbers. Set
+    /// by the leader.
     pub(crate) taking: AtomicU64,
-    /// 1 when they are to take transactions one by one. Moved by the leader.
+    /// 1 if transactions are claimed one by one, not in runs. Set by the leader.
     pub(crate) singly: AtomicU64,
     pub(crate) leader: LeaderWait,
     pub(crate) leader_pid: AtomicI32,
-    /// 1 when everybody is to stop.
+    /// 1 if all processes of the subscription are to stop.
     pub(crate) stop: AtomicU32,
     pub(crate) counters: Counters,
     pub(crate) aside: Aside,
@@ -91,7 +92,7 @@ pub(crate) struct Header {
     pub(crate) slots: [ApplierSlot; MAX_APPLIERS],
 }
 
-/// What an applier is doing, for the others and for the views.
+/// Activity of an applier, for other appliers and for the views.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ApplierState {
     /// Not started yet, or gone. Set by the leader.
@@ -107,7 +108,7 @@ pub enum ApplierState {
 }
 
 impl ApplierState {
-    /// Its number in shared memory.
+    /// Returns the number of the state in shared memory.
     #[must_use]
     pub fn as_u32(self) -> u32 {
         match self {
@@ -119,7 +120,7 @@ impl ApplierState {
         }
     }
 
-    /// Its name in the views.
+    /// Returns the name of the state in the views.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -131,7 +132,7 @@ impl ApplierState {
         }
     }
 
-    /// The state of a number; any that is not known is [`Absent`](Self::Absent).
+    /// Returns the state of a number; [`Absent`](Self::Absent) for an unknown number.
     #[must_use]
     pub fn from_u32(raw: u32) -> Self {
         match raw {
@@ -144,14 +145,14 @@ impl ApplierState {
     }
 }
 
-/// What an applier shows of itself.
+/// State and counters of an applier.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct ApplierSlot {
     pub(crate) pid: AtomicI32,
     pub(crate) state: AtomicU32,
     pub(crate) wait: ApplierWait,
-    /// The transaction in hand, 0 for none.
+    /// First transaction that the applier has claimed and not yet committed; 0 for none.
     pub(crate) sequence: AtomicU64,
     /// Transactions committed.
     pub transactions: AtomicU64,
@@ -159,50 +160,53 @@ pub struct ApplierSlot {
     pub changes: AtomicU64,
     /// Attempts that were rolled back and tried again.
     pub retries: AtomicU64,
-    /// Microseconds spent with a transaction in hand.
+    /// Microseconds spent with a claimed transaction.
     pub busy_micros: AtomicU64,
 }
 
 impl ApplierSlot {
-    /// Process id, 0 when absent.
+    /// Process id; 0 if absent.
     #[must_use]
     pub fn pid(&self) -> i32 {
         self.pid.load(Ordering::Acquire)
     }
 
-    /// What it is doing.
+    /// Returns the applier's activity.
     #[must_use]
     pub fn state(&self) -> ApplierState {
         ApplierState::from_u32(self.state.load(Ordering::Relaxed))
     }
 
-    /// The transaction in hand, 0 for none.
+    /// Returns the first transaction that the applier has claimed and not yet committed; 0 for
+    /// none.
     #[must_use]
     pub fn sequence(&self) -> u64 {
         self.sequence.load(Ordering::Acquire)
     }
 
-    /// Address of its latch, 0 when absent.
+    /// Address of the applier's latch; 0 if absent.
     #[must_use]
     pub fn latch(&self) -> usize {
         self.wait.latch.load(Ordering::Acquire)
     }
 }
 
-/// A transaction in flight. Written by the leader before it is published, but for `end` of an open
-/// one, `local_end` and `done`.
+/// A transaction in flight. The leader writes it before it is published, except for `local_end`,
+/// `done` and `end` of an open transaction. An applier may raise `through` and set flags when it
+/// sets the transaction to wait for its turn.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct Descriptor {
-    /// Where its first frame starts.
+    /// Position of its first frame.
     pub(crate) begin: AtomicU64,
-    /// Where the frames that are there end. Moved by the leader while the transaction is open.
+    /// Position behind its last frame so far. Moved by the leader while the transaction is open.
     pub(crate) end: AtomicU64,
-    /// It is not applied before this transaction is committed. 0: for none. While commits are in
-    /// order, all that it depends on is committed then.
+    /// The latest transaction that it depends on; 0 for none. If commits follow the provider's
+    /// order, all of its dependencies are committed once this one is.
     pub(crate) depends_on: AtomicU64,
-    /// Bit 0: open, the leader is still adding frames. Bit 1: not to be applied, only to be passed.
-    /// Bit 2: it may be committed in several pieces. Bit 3: its keys do not say what it depends on.
+    /// Bit 0: open, the leader is still adding frames. Bit 1: passed over, not applied. Bit 2: may
+    /// be committed in several chunks. Bit 3: its keys do not tell what it depends on. The
+    /// constants at the end of this file have all bits.
     pub(crate) flags: AtomicU32,
     pub(crate) changes: AtomicU32,
     /// Start of the commit record at the provider.
@@ -213,24 +217,24 @@ pub struct Descriptor {
     pub(crate) commit_timestamp: AtomicU64,
     /// End of the local commit record. Written by the applier before it moves `committed`.
     pub(crate) local_end: AtomicU64,
-    // From here on for commits that may overtake each other, and for what is committed together
-    // with others.
-    /// The last transaction in this place that is committed: this one when it is its number. It
-    /// only grows, so it needs no reset. Only where commits may overtake each other.
+    // The fields below are for relaxed commit order, and for transactions that are committed
+    // together.
+    /// The last transaction in this place that is committed. The current one is committed if this
+    /// is its number. The value only grows, so it needs no reset. Only in relaxed order.
     pub(crate) done: AtomicU64,
-    /// All up to this transaction must be committed. 0: none has to.
+    /// All up to this transaction must be committed first; 0 for none.
     pub(crate) through: AtomicU64,
-    /// These must be committed besides, whatever is before them. Up to the first 0.
+    /// Single transactions that must be committed first, up to the first 0.
     pub(crate) edges: [AtomicU64; EDGES],
 }
 
-/// What goes with a descriptor where transactions are put aside (`aside.rs`).
+/// Second part of a descriptor, for wait lists (`aside.rs`).
 #[repr(C)]
 #[derive(Debug)]
 pub(crate) struct Place {
-    /// Those that wait for the transaction in this place.
+    /// Wait list of the transaction in this place.
     pub(crate) waiters: AtomicU64,
-    /// The next on the list that this one is on.
+    /// Next transaction on the wait list that this one is on; 0 for none.
     pub(crate) next: AtomicU64,
 }
 
@@ -240,8 +244,8 @@ pub(crate) const SPLIT: u32 = 4;
 pub(crate) const WIDE: u32 = 8;
 pub(crate) const ALONE: u32 = 16;
 pub(crate) const ELSEWHERE: u32 = 32;
-/// It was tried, and is applied when all before it are committed. Set by the applier that puts it
-/// aside.
+/// The transaction waits until all before it are committed. Set by the applier that sets it to
+/// wait: the transaction has failed, or must not overtake others.
 pub(crate) const TRIED: u32 = 64;
-/// The same, and it ended in a unique violation.
+/// As [`TRIED`], after a unique violation.
 pub(crate) const CAREFUL: u32 = 128;

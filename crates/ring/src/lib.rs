@@ -1,34 +1,34 @@
 //! The shared memory between a subscription's leader and its appliers.
 //!
-//! One producer (the leader) writes the bytes of frames once; consumers (the appliers) read them in
-//! place. A transaction is a run of frames and has a descriptor. Sequence numbers count
-//! transactions from 1 in the provider's commit order.
+//! The leader is the only producer: it copies the bytes of frames once into the ring. The appliers
+//! are the consumers: they read the frames in place. A transaction is a run of frames and has a
+//! descriptor. Sequence numbers count transactions from 1, in the provider's commit order.
 //!
-//! Four counters say where everything is; each only grows, and each has its movers:
+//! Four counters only grow:
 //!
 //! | counter | meaning | moved by |
 //! |---|---|---|
-//! | `published` | transactions that appliers may take | the leader |
-//! | `claimed` | transactions that some applier has taken | any applier, by compare-and-swap |
-//! | `committed` | transactions that are committed here, with all before them | the applier whose turn it is |
+//! | `published` | transactions that appliers may claim | the leader |
+//! | `claimed` | transactions that an applier has claimed | any applier, by compare-and-swap |
+//! | `committed` | transactions committed with all before them | the applier whose turn it is |
 //! | `tail` | bytes that are no longer needed | the applier whose turn it is |
 //!
-//! Where commits may overtake each other there are no turns: each commit is marked in its
-//! descriptor, and whoever marks moves `committed` over all marked ones that follow it
-//! (`Counters::complete`). So `committed` is the low-water mark there. And whoever has taken a
-//! transaction that can't be applied yet puts it aside (`aside.rs`): then it is nobody's until what
-//! it depends on is committed.
+//! In relaxed commit order, appliers do not wait for a turn. Each commit marks its descriptor as
+//! done, and then moves `committed` over all done transactions that follow it
+//! (`Counters::complete`). So `committed` is the low-water mark. An applier that has claimed a
+//! transaction with an unmet dependency enqueues it on a wait list (`aside.rs`). No applier has it
+//! then until the dependency is committed.
 //!
-//! A descriptor belongs to the leader until it is published, then to the applier that claimed it
-//! until it is committed; only then does the leader use it again. `end` of an open transaction (one
-//! that is larger than the ring can hold) grows while the applier already reads; such a transaction
-//! is applied alone, and its bytes are released as they are read.
+//! A descriptor belongs to the leader until its transaction is published, then to the applier that
+//! has claimed it, until the commit. Only then does the leader use it again. A transaction larger
+//! than a quarter of the buffer is published *open*: its `end` grows while the applier already
+//! reads. It is applied alone, and its bytes are released as they are read.
 //!
-//! Not for: sleeping and setting latches. Who waits for what is shown here, and whom a step is to
-//! wake; latches are PostgreSQL's and live in `crates/postgres`.
+//! Not for: sleeping and setting latches. This crate records who waits for what, and returns which
+//! latches a step has to set. Latches are PostgreSQL's (`crates/postgres`).
 //!
-//! Nothing here trusts a consumer to be alive: a process that dies with shared memory attached
-//! makes PostgreSQL restart all of them, and the ring with them.
+//! If a process with shared memory attached dies, PostgreSQL restarts all processes and
+//! reinitializes the memory. So no code here handles half-finished updates.
 #![allow(unsafe_code)]
 
 mod aside;

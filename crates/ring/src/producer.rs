@@ -6,24 +6,26 @@ use crate::layout::{ALONE, Descriptor, ELSEWHERE, OPEN, SKIP, SPLIT, WIDE};
 use crate::ring::Ring;
 use crate::sync::Ordering;
 
-/// The producer's side. There is one in a segment's life.
+/// The producer's side. A segment has one, for as long as it exists.
 #[derive(Debug)]
 pub struct Leader {
     ring: Ring,
-    /// Where the next frame goes.
+    /// Position of the next frame.
     head: u64,
-    /// Where the transaction in hand starts.
+    /// Position of the current transaction's first frame. The current transaction is the one that
+    /// is being received.
     begin: u64,
-    /// Number of the transaction in hand.
+    /// Sequence number of the current transaction.
     sequence: u64,
-    /// Whether the transaction in hand is published already.
+    /// Whether the current transaction is published already.
     open: bool,
-    /// Transactions whose ends were read: their descriptors may be used again.
+    /// Transactions up to this one were collected ([`Leader::committed_at`]): their descriptors may
+    /// be used again.
     collected: u64,
 }
 
 impl Leader {
-    /// Become the producer of a fresh ring.
+    /// Becomes the producer of a fresh ring.
     #[must_use]
     pub fn new(ring: Ring) -> Self {
         Self {
@@ -42,48 +44,49 @@ impl Leader {
         self.ring
     }
 
-    /// Number of the transaction in hand, or of the next one.
+    /// Sequence number of the current transaction, or of the next one.
     #[must_use]
     pub fn sequence(&self) -> u64 {
         self.sequence
     }
 
-    /// Bytes of the transaction in hand.
+    /// Bytes of the current transaction.
     #[must_use]
     pub fn pending_bytes(&self) -> u64 {
         self.head - self.begin
     }
 
-    /// Whether a descriptor is free for the transaction in hand. One becomes free when
-    /// [`Leader::committed_at`] has read it, not before: what a committed transaction left there
-    /// would be lost, and another's be taken for it.
+    /// Whether a descriptor is free for the current transaction. A committed transaction's
+    /// descriptor becomes free when [`Leader::committed_at`] has read it. If it were used earlier,
+    /// the leader would read the positions of another transaction.
     #[must_use]
     pub fn has_descriptor(&self) -> bool {
         self.sequence - self.collected < self.ring.geometry().descriptors
     }
 
-    /// Whether the transaction in hand has grown so large that it must be published open.
+    /// Whether the current transaction has grown so large that it must be published open.
     #[must_use]
     pub fn should_open(&self) -> bool {
         !self.open && self.pending_bytes() > self.ring.geometry().buffer / 4
     }
 
-    /// Whether the transaction in hand is published open.
+    /// Whether the current transaction is published open.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.open
     }
 
-    /// Largest piece of a frame that is stored at once. Larger frames go in several.
+    /// Returns the number of bytes of a frame that are stored at once. A larger frame is stored in
+    /// parts.
     #[must_use]
     pub fn piece(&self) -> usize {
         usize::try_from(self.ring.geometry().buffer / 8).unwrap_or(usize::MAX)
     }
 
-    /// Store one piece of a frame: `last` says that the frame ends with it, `first` that it starts
-    /// with it. Returns false, and has done nothing, when there is no room now (for a piece of more
-    /// than [`Leader::piece`]: maybe never). The applier of an open transaction sees it after
-    /// [`Leader::extend`].
+    /// Stores a frame or a part of one. `first` says that the frame begins with `piece`, `last`
+    /// that it ends with it. Returns false and stores nothing if there is no room at present; for
+    /// more than [`Leader::piece`] bytes there may never be. The applier of an open transaction
+    /// sees the bytes after [`Leader::extend`].
     #[must_use]
     pub fn store(&mut self, piece: &[u8], first: bool, last: bool) -> bool {
         let Ok(len) = u32::try_from(piece.len()) else {
@@ -118,8 +121,8 @@ impl Leader {
         descriptor.begin.store(self.begin, Ordering::Relaxed);
         descriptor.depends_on.store(depends_on, Ordering::Relaxed);
         descriptor.flags.store(flags, Ordering::Relaxed);
-        // Released, as below: who reads what was written here for a later transaction must see that
-        // `committed` has passed the one that it asks about.
+        // Release, as for `end_lsn`: a process that reads these values for a later transaction must
+        // also see that `committed` has passed the earlier one it asks about.
         descriptor.end.store(self.head, Ordering::Release);
         descriptor.end_lsn.store(0, Ordering::Release);
         descriptor.commit_lsn.store(0, Ordering::Relaxed);
@@ -135,9 +138,9 @@ impl Leader {
         descriptor
     }
 
-    /// Publish the transaction in hand while it is still being received. It depends on all before
-    /// it. `commit_lsn` says where it commits, so that a failure can name it before it is complete;
-    /// `split` that it may be committed in pieces.
+    /// Publishes the current transaction while it is still being received. It depends on all before
+    /// it. `commit_lsn` is the start of its commit record, so that a failure can name it before it
+    /// is complete. `split`: it may be committed in chunks.
     pub fn publish_open(&mut self, commit_lsn: u64, split: bool) {
         let descriptor = self.fill(self.sequence - 1, OPEN | if split { SPLIT } else { 0 });
         descriptor.commit_lsn.store(commit_lsn, Ordering::Release);
@@ -145,7 +148,7 @@ impl Leader {
         self.ring.header().counters.publish(self.sequence);
     }
 
-    /// Show the applier of the open transaction what was stored since.
+    /// Makes visible to the applier of the open transaction what was stored since.
     pub fn extend(&mut self) {
         if self.open {
             self.ring
@@ -155,21 +158,21 @@ impl Leader {
         }
     }
 
-    /// The transaction in hand is complete: publish it, and all that were completed before, or
-    /// close it when it is open. Returns its number.
+    /// Completes the current transaction. Publishes it, and all that were completed before; if it
+    /// is open already, closes it. Returns its sequence number.
     pub fn publish(&mut self, complete: &Complete) -> u64 {
         let sequence = self.complete(complete);
         self.publish_completed();
         sequence
     }
 
-    /// Publish what was completed. Each time costs whoever looks for something to take a line of
-    /// its cache.
+    /// Publishes all completed transactions. Each call costs every process that looks for
+    /// transactions to claim a cache miss, so the leader calls it for several at once.
     pub fn publish_completed(&self) {
         self.ring.header().counters.publish(self.completed());
     }
 
-    /// Publish what was completed, but only up to a transaction.
+    /// Publishes the completed transactions up to `sequence`.
     pub fn publish_up_to(&self, sequence: u64) {
         self.ring
             .header()
@@ -177,7 +180,7 @@ impl Leader {
             .publish(sequence.min(self.completed()));
     }
 
-    /// Number of the last transaction that is complete, or open.
+    /// Sequence number of the last transaction that is complete or open.
     #[must_use]
     pub fn completed(&self) -> u64 {
         if self.open {
@@ -187,8 +190,8 @@ impl Leader {
         }
     }
 
-    /// The transaction in hand is complete: it can be published, or is closed when it is open.
-    /// Returns its number.
+    /// Completes the current transaction. It can be published then; if it is open already, it is
+    /// closed. Returns its sequence number.
     pub fn complete(&mut self, complete: &Complete) -> u64 {
         let skip = if complete.skip { SKIP } else { 0 };
         let split = if complete.split { SPLIT } else { 0 };
@@ -231,15 +234,16 @@ impl Leader {
         sequence
     }
 
-    /// Forget what was stored of the transaction in hand. Only when it is not open.
+    /// Drops the stored bytes of the current transaction. Only if it is not open.
     pub fn discard(&mut self) {
         if !self.open {
             self.head = self.begin;
         }
     }
 
-    /// Ends of a committed transaction: (at the provider, here), and its commit timestamp (Unix
-    /// microseconds). To be read once for each, in order: its descriptor is free afterwards.
+    /// Returns the ends of a committed transaction's commit records, at the provider and local, and
+    /// its commit timestamp at the origin (Unix microseconds). Called once for each transaction, in
+    /// order: the descriptor is free afterwards.
     pub fn committed_at(&mut self, sequence: u64) -> (u64, u64, i64) {
         self.collected = self.collected.max(sequence.min(self.ring.committed()));
         let descriptor = self.ring.descriptor(sequence);
@@ -254,14 +258,14 @@ impl Leader {
     }
 }
 
-/// What is known of a transaction once it is received whole.
+/// Properties of a transaction that are known once it is received whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Complete {
     /// The latest transaction that this one depends on; 0 for none.
     pub depends_on: u64,
     /// All up to this transaction must be committed before this one is applied; 0 for none.
     pub through: u64,
-    /// These must be committed besides. The last places are 0.
+    /// Single transactions that must be committed first. Unused places are 0, at the end.
     pub edges: [u64; EDGES],
     /// Start of the commit record at the provider.
     pub commit_lsn: u64,
@@ -271,15 +275,15 @@ pub struct Complete {
     pub commit_timestamp: i64,
     /// Number of changes.
     pub changes: u32,
-    /// To be passed without being applied.
+    /// Passed over, not applied.
     pub skip: bool,
-    /// It may be committed in pieces. It depends on all before it, and all after it on it.
+    /// May be committed in chunks. It depends on all before it, and all after it depend on it.
     pub split: bool,
-    /// Its keys do not say what it depends on.
+    /// The keys of its rows do not tell what it depends on.
     pub wide: bool,
-    /// It never joins others.
+    /// Never joined with other transactions.
     pub alone: bool,
-    /// Its content is not here: another process has applied it, and is only to be told that it is
-    /// its turn.
+    /// The ring does not have its changes: another process has applied them, and waits for its turn
+    /// to commit.
     pub elsewhere: bool,
 }

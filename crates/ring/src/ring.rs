@@ -1,4 +1,4 @@
-//! The segment as all of its processes see it.
+//! The segment, as all of its processes use it.
 
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -10,40 +10,40 @@ use crate::layout::{ApplierSlot, ApplierState, Descriptor, Geometry, Header, MAG
 use crate::sync::{AtomicU64, Ordering, fence};
 use crate::wake::{ApplierWait, Awaited, Wakes};
 
-/// What is wrong with a segment.
+/// Errors of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// Too small, or not made by this build.
+    /// The memory is too small, or was not laid out by this version.
     #[error("shared memory segment is not an apply ring of this version")]
     NotARing,
-    /// A frame header that makes no sense.
+    /// A frame header is invalid.
     #[error("apply ring is corrupt at position {0}")]
     Corrupt(u64),
 }
 
-/// Transactions that an applier has taken, one after the other.
+/// Consecutive transactions that an applier has claimed together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Run {
-    /// Number of the first.
+    /// Sequence number of the first.
     pub first: u64,
-    /// Number of the last.
+    /// Sequence number of the last.
     pub last: u64,
 }
 
-/// Which transactions are taken together.
+/// Rule for which transactions are claimed together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Grain {
-    /// Changes of a run, at least 1.
+    /// Changes that a run may have, at least 1.
     pub run: u32,
-    /// Changes up to which a transaction is small.
+    /// Largest number of changes of a small transaction.
     pub small: u32,
 }
 
 impl Grain {
-    /// Every transaction is taken alone.
+    /// Every transaction is claimed alone.
     pub const ONE: Self = Self { run: 1, small: 0 };
 
-    /// Returns how much a transaction of so many changes adds to a run; the whole of it if the
+    /// Returns how much a transaction with that many changes adds to a run: a whole run if the
     /// transaction is not small.
     #[must_use]
     pub fn weight(self, changes: u32) -> u32 {
@@ -55,8 +55,8 @@ impl Grain {
         }
     }
 
-    /// As [`Grain::weight`], of a transaction in the ring, which adds the whole of a run if it
-    /// stands alone.
+    /// As [`Grain::weight`], for a transaction in the ring. One with any flag set is claimed alone,
+    /// so it adds a whole run.
     fn weight_of(self, descriptor: &Descriptor) -> u32 {
         let changes = descriptor.changes.load(Ordering::Relaxed);
         if descriptor.flags.load(Ordering::Acquire) == 0 {
@@ -75,10 +75,10 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// Lay out a segment.
+    /// Lays out a segment.
     ///
     /// # Errors
-    /// [`Error::NotARing`] when `len` is too small.
+    /// [`Error::NotARing`] if `len` is too small or `base` is not aligned.
     ///
     /// # Safety
     /// `base` is aligned to 64 bytes, valid for `len` bytes for as long as the ring and its copies
@@ -111,13 +111,13 @@ impl Ring {
         Ok(ring)
     }
 
-    /// View a segment that [`Ring::create`] laid out.
+    /// Opens a segment that [`Ring::create`] has laid out.
     ///
     /// # Errors
-    /// [`Error::NotARing`].
+    /// [`Error::NotARing`] if the memory does not hold one.
     ///
     /// # Safety
-    /// As for [`Ring::create`], but for the last condition.
+    /// As for [`Ring::create`], except that other processes may use the memory.
     pub unsafe fn attach(base: NonNull<u8>, len: usize) -> Result<Self, Error> {
         if len < size_of::<Header>() || !base.as_ptr().addr().is_multiple_of(64) {
             return Err(Error::NotARing);
@@ -190,7 +190,8 @@ impl Ring {
         }
     }
 
-    /// Address of buffer position `position`, and how many bytes lie behind it in one piece.
+    /// Returns the address of buffer position `position`, and the number of bytes from there to the
+    /// end of the buffer.
     pub(crate) fn at(&self, position: u64) -> (*mut u8, u64) {
         let offset = position % self.geometry.buffer;
         let at = self.geometry.buffer_at() + usize::try_from(offset).unwrap_or(0);
@@ -223,38 +224,39 @@ impl Ring {
         unsafe { at.cast::<[u8; 8]>().write([a, b, c, d, e, f, g, h]) };
     }
 
-    /// The shape of the segment.
+    /// Returns the sizes of the segment.
     #[must_use]
     pub fn geometry(&self) -> Geometry {
         self.geometry
     }
 
-    /// Transactions that appliers may take.
+    /// Returns the last transaction that appliers may claim.
     #[must_use]
     pub fn published(&self) -> u64 {
         self.header().counters.published.0.load(Ordering::Acquire)
     }
 
-    /// Transactions that were taken.
+    /// Returns the last transaction that is claimed.
     #[must_use]
     pub fn claimed(&self) -> u64 {
         self.header().counters.claimed.0.load(Ordering::Acquire)
     }
 
-    /// Transactions that are committed, with all before them.
+    /// Returns the last transaction that is committed with all before it.
     #[must_use]
     pub fn committed(&self) -> u64 {
         self.header().counters.committed()
     }
 
-    /// Let commits overtake each other. `start` is where the provider's WAL is read from: all
-    /// before is committed here. To be said by the leader before anybody else is there.
+    /// Switches to relaxed commit order. `start` is the position at which reading the provider's
+    /// WAL begins: all before it is committed here. Called by the leader before another process
+    /// attaches.
     pub fn relax(&self, start: u64) {
         self.header().start.store(start, Ordering::Relaxed);
         self.header().relaxed.store(1, Ordering::Release);
     }
 
-    /// Whether commits may overtake each other.
+    /// Whether the commit order is relaxed.
     #[must_use]
     pub fn is_relaxed(&self) -> bool {
         self.header().relaxed.load(Ordering::Acquire) != 0
@@ -263,7 +265,8 @@ impl Ring {
     /// Whether this very transaction is committed.
     #[must_use]
     pub fn is_done(&self, sequence: u64) -> bool {
-        // In this order: a descriptor is used again only after `committed` has passed it.
+        // The order of the two matters: a descriptor is used again only after `committed` has
+        // passed it.
         self.marked(sequence) || self.committed() >= sequence
     }
 
@@ -271,8 +274,8 @@ impl Ring {
         self.descriptor(sequence).done.load(Ordering::SeqCst) >= sequence
     }
 
-    /// The low-water mark: the last transaction that is committed with all before it, 0 for none,
-    /// and where it ends at the provider. Only when commits may overtake each other.
+    /// Returns the low-water mark: the last transaction that is committed with all before it, 0 for
+    /// none, and the end of its commit record at the provider. Only in relaxed order.
     #[must_use]
     pub fn mark(&self) -> (u64, u64) {
         loop {
@@ -282,20 +285,20 @@ impl Ring {
             }
             let end = self.descriptor(mark).end_lsn.load(Ordering::Acquire);
             fence(Ordering::Acquire);
-            // The descriptor is its own for as long as `committed` has not moved on.
+            // The descriptor still belongs to `mark` if `committed` has not moved.
             if self.committed() == mark {
                 return (mark, end);
             }
         }
     }
 
-    /// Bytes of the buffer that are released.
+    /// Returns the position before which bytes of the buffer are released.
     #[must_use]
     pub fn tail(&self) -> u64 {
         self.header().counters.tail()
     }
 
-    /// What an applier shows of itself; `None` for a number that is out of range.
+    /// Returns the state of an applier; `None` for a number that is out of range.
     #[must_use]
     pub fn slot(&self, applier: usize) -> Option<&ApplierSlot> {
         self.header()
@@ -304,24 +307,24 @@ impl Ring {
             .filter(|_| applier < self.geometry.appliers)
     }
 
-    /// The place for failures.
+    /// Returns the first failure's slot.
     #[must_use]
     pub fn failure(&self) -> &Failure {
         &self.header().failure
     }
 
-    /// Ask everybody to stop.
+    /// Asks all processes of the subscription to stop.
     pub fn request_stop(&self) {
         self.header().stop.store(1, Ordering::Release);
     }
 
-    /// Whether everybody is to stop.
+    /// Whether all processes of the subscription are to stop.
     #[must_use]
     pub fn stop_requested(&self) -> bool {
         self.header().stop.load(Ordering::Acquire) != 0
     }
 
-    /// Let only the first `count` appliers take transactions.
+    /// Lets only the first `count` appliers claim transactions.
     pub fn set_active_appliers(&self, count: usize) {
         let count = count.clamp(1, self.geometry.appliers);
         self.header()
@@ -329,35 +332,35 @@ impl Ring {
             .store(count as u64, Ordering::Release);
     }
 
-    /// How many appliers may take transactions.
+    /// Returns how many appliers may claim transactions.
     #[must_use]
     pub fn active_appliers(&self) -> usize {
         usize::try_from(self.header().active_appliers.load(Ordering::Acquire)).unwrap_or(1)
     }
 
-    /// Of the active appliers, let no more than `count` take transactions, those with the highest
-    /// numbers: the first one may have other things to do. The others stay and wait. After more
-    /// were let, those in [`Ring::idle_appliers`] are to be woken.
+    /// Lets only `count` of the active appliers claim transactions, those with the highest numbers:
+    /// the first one also retries parked transactions. The others stay and wait. If more may claim
+    /// than before, the caller wakes those in [`Ring::idle_appliers`].
     pub fn set_taking(&self, count: usize) {
         self.header()
             .taking
             .store(count.max(1) as u64, Ordering::SeqCst);
     }
 
-    /// Have transactions taken one by one, or in runs.
+    /// Has transactions claimed one by one (`singly`), or in runs.
     pub fn set_singly(&self, singly: bool) {
         self.header()
             .singly
             .store(u64::from(singly), Ordering::Release);
     }
 
-    /// Whether transactions are to be taken one by one, however small they are.
+    /// Whether transactions are claimed one by one, however small they are.
     #[must_use]
     pub fn is_singly(&self) -> bool {
         self.header().singly.load(Ordering::Acquire) != 0
     }
 
-    /// The appliers that take transactions, by number.
+    /// Returns the numbers of the appliers that may claim transactions.
     #[must_use]
     pub fn takers(&self) -> Range<usize> {
         let active = self.active_appliers();
@@ -366,13 +369,13 @@ impl Ring {
         active - count..active
     }
 
-    /// Say where the leader is.
+    /// Registers the leader.
     pub fn register_leader(&self, pid: i32, latch: usize) {
         self.header().leader.latch.store(latch, Ordering::Release);
         self.header().leader_pid.store(pid, Ordering::Release);
     }
 
-    /// The leader's process id and the address of its latch.
+    /// Returns the leader's process id and the address of its latch.
     #[must_use]
     pub fn leader(&self) -> (i32, usize) {
         let header = self.header();
@@ -382,14 +385,14 @@ impl Ring {
         )
     }
 
-    /// The leader is about to wait until `sequence` is committed, or for room that an open
-    /// transaction releases. It looks again at what it waits for after this, before it sleeps: at
-    /// [`Ring::committed`], and for room at [`Ring::tail`] too.
+    /// Says that the leader will wait until `sequence` is committed, or for room that an open
+    /// transaction releases. The leader checks its condition again after this, before it sleeps:
+    /// [`Ring::committed`], and for room [`Ring::tail`] too.
     pub fn leader_will_wait(&self, sequence: u64) {
         self.header().leader.will_wait(sequence);
     }
 
-    /// Say where an applier is.
+    /// Registers an applier.
     pub fn register_applier(&self, applier: usize, pid: i32, latch: usize) {
         if let Some(slot) = self.slot(applier) {
             slot.wait.latch.store(latch, Ordering::Release);
@@ -399,38 +402,39 @@ impl Ring {
         }
     }
 
-    /// Say what an applier is doing.
+    /// Sets the state of an applier.
     pub fn set_state(&self, applier: usize, state: ApplierState) {
         if let Some(slot) = self.slot(applier) {
             slot.state.store(state.as_u32(), Ordering::Relaxed);
         }
     }
 
-    /// Take the next transaction in order, if there is one and this applier may.
+    /// Claims the next transaction in order, if there is one and this applier may.
     #[must_use]
     pub fn claim(&self, applier: usize) -> Option<Transaction> {
         self.claim_run(applier, Grain::ONE)
             .map(|run| self.transaction(run.first))
     }
 
-    /// Take the next transactions in order, if there are any and this applier may: one, and if it
-    /// is small those behind it for as long as they are small and have no more changes together
-    /// than a run. One that is open, is to be skipped, may be split, or never joins others is taken
-    /// alone.
+    /// Claims the next transactions in order, if there are any and this applier may. If the first
+    /// is small, following small ones are claimed with it, as long as the run has at most
+    /// [`Grain::run`] changes. A transaction that is open, is to be skipped, may be split, or never
+    /// joins others is claimed alone.
     #[must_use]
     pub fn claim_run(&self, applier: usize, grain: Grain) -> Option<Run> {
         if !self.takers().contains(&applier) {
             return None;
         }
         let slot = self.slot(applier)?;
-        // Shown before it is taken: whoever asks who is ahead never misses it.
+        // Shown before it is claimed, so that [`Ring::ahead_of`] never misses it.
         let show = |sequence| slot.sequence.store(sequence, Ordering::SeqCst);
         let last = |first: u64, published: u64| {
             let mut last = first;
             let mut sum = 0_u32;
             for sequence in first..=published {
-                // What nobody has taken is not committed, so its descriptor stays as it is. It may
-                // have been taken meanwhile: then what was read does not count.
+                // A transaction that is not claimed is not committed, so its descriptor does not
+                // change. If another applier has claimed it meanwhile, the claim below fails and
+                // this result is not used.
                 let descriptor = self.descriptor(sequence);
                 let weight = grain.weight_of(descriptor);
                 sum = sum.saturating_add(weight);
@@ -445,9 +449,9 @@ impl Ring {
         Some(Run { first, last })
     }
 
-    /// Take the transaction that was just published, for the leader itself: all before it are
-    /// committed, and nobody has taken it. True: nobody else will, unless it is given back
-    /// ([`Ring::give_back_last`]). Only where commits are in order.
+    /// Claims the transaction that was just published for the leader itself, if all before it are
+    /// committed and no applier has claimed it. After true, no applier claims it unless
+    /// [`Ring::give_back_last`] releases it. Only if commits follow the provider's order.
     #[must_use]
     pub fn take_last(&self, sequence: u64) -> bool {
         !self.is_relaxed()
@@ -455,21 +459,22 @@ impl Ring {
             && self.header().counters.take_last(sequence)
     }
 
-    /// Give back what [`Ring::take_last`] took. Returns the latches of all appliers, to be set: one
-    /// that was about to take it when it was gone may not look again by itself.
+    /// Releases the transaction that [`Ring::take_last`] has claimed. Returns the latches of all
+    /// appliers, which the caller sets: an applier that found the transaction claimed may not look
+    /// again otherwise.
     #[must_use]
     pub fn give_back_last(&self, sequence: u64) -> Wakes {
         self.header().counters.give_back_last(sequence);
         self.all_appliers()
     }
 
-    /// A transaction that this applier has taken.
+    /// Returns a transaction that this applier has claimed.
     #[must_use]
     pub fn transaction(&self, sequence: u64) -> Transaction {
         Transaction::taken(*self, sequence, self.descriptor(sequence))
     }
 
-    /// An applier is about to wait. It looks again after this for what it waits for
+    /// Says that an applier will wait. It checks again after this what it waits for
     /// ([`Ring::committed`], [`Ring::claim`], the next frame), before it sleeps.
     pub fn applier_will_wait(&self, applier: usize, awaited: Awaited) {
         if let Some(slot) = self.slot(applier) {
@@ -477,7 +482,7 @@ impl Ring {
         }
     }
 
-    /// An applier is about to wait until this very transaction is committed. It asks
+    /// Says that an applier will wait until this very transaction is committed. It checks
     /// [`Ring::is_done`] again after this, before it sleeps.
     pub fn applier_will_wait_for(&self, applier: usize, sequence: u64) {
         if let Some(slot) = self.slot(applier) {
@@ -485,15 +490,16 @@ impl Ring {
         }
     }
 
-    /// The wait is over.
+    /// Ends the wait.
     pub fn applier_awake(&self, applier: usize) {
         if let Some(slot) = self.slot(applier) {
             slot.wait.awake();
         }
     }
 
-    /// `sequence` is committed here, its commit record ending at `local_end`; `next` is the next of
-    /// the run that the applier has taken, 0 for none. Returns the latches to set.
+    /// Records that `sequence` is committed. Its local commit record ends at `local_end`. `next` is
+    /// the next transaction of the run that the applier has claimed, 0 for none. Returns the
+    /// latches to set.
     pub fn commit(&self, applier: usize, sequence: u64, local_end: u64, next: u64) -> Wakes {
         let run = Run {
             first: sequence,
@@ -513,17 +519,17 @@ impl Ring {
         )
     }
 
-    /// The transactions from `run.first` to `run.last` are committed here as one; else as
-    /// [`Ring::commit`].
+    /// As [`Ring::commit`], for the transactions from `run.first` to `run.last`, which were
+    /// committed as one.
     pub fn commit_run(&self, applier: usize, run: Run, local_end: u64, next: u64) -> Wakes {
         let relaxed = self.is_relaxed();
-        // Of each of them, who was hung on it last. Mostly nobody.
+        // The last transaction that was enqueued on each of them. Mostly none.
         let mut waiters = Vec::new();
         for sequence in run.first..=run.last {
             let descriptor = self.descriptor(sequence);
             descriptor.local_end.store(local_end, Ordering::Relaxed);
             if relaxed {
-                // Before its place may be used again.
+                // Closed before the place may be used again.
                 match aside::close(self, sequence) {
                     0 => {}
                     waiter => waiters.push(waiter),
@@ -551,7 +557,8 @@ impl Ring {
             .map(|waiter| header.aside.release(self, waiter))
             .sum();
         if ready > 0 {
-            // It comes for one itself, or finds that it takes no more and hands on what is left.
+            // Less one: this applier takes one itself. If it may not claim any more, it wakes
+            // another ([`Ring::left_behind`]).
             self.offer_but(1, &mut wakes);
         }
         wakes
@@ -569,16 +576,16 @@ impl Ring {
             .map(|slot| &slot.wait)
     }
 
-    /// Release the bytes of an open transaction up to `position`. Returns the leader's latch if it
+    /// Releases the bytes of an open transaction up to `position`. Returns the leader's latch if it
     /// waits for room.
     pub(crate) fn release(&self, position: u64) -> Wakes {
         let header = self.header();
         header.counters.release(position, &header.leader)
     }
 
-    /// Latches of idle appliers that are to take what was published: one for each run that nobody
-    /// has taken, and at least one when no applier is busy. To be asked for after each publication,
-    /// and after [`Ring::set_active_appliers`] and [`Ring::set_taking`].
+    /// Returns latches of idle appliers to wake for published transactions: one for each run that
+    /// is not claimed, and at least one if no applier is busy. Called after each publication, and
+    /// after [`Ring::set_active_appliers`] and [`Ring::set_taking`].
     #[must_use]
     pub fn idle_appliers(&self, grain: Grain) -> Wakes {
         let takers = self.takers();
@@ -600,8 +607,8 @@ impl Ring {
         )
     }
 
-    /// Latch of an applier that takes transactions, if something is left to take. For one that
-    /// takes no more, when it has nothing in hand.
+    /// Returns the latch of an applier that claims transactions, if one is left to claim. Called by
+    /// an applier that may not claim any more, when it has no transaction left.
     #[must_use]
     pub fn left_behind(&self) -> Wakes {
         let mut wakes = Wakes::default();
@@ -615,7 +622,7 @@ impl Ring {
         wakes
     }
 
-    /// Latches of all appliers that are there.
+    /// Returns the latches of all registered appliers.
     #[must_use]
     pub fn all_appliers(&self) -> Wakes {
         let mut wakes = Wakes::default();
@@ -625,7 +632,7 @@ impl Ring {
         wakes
     }
 
-    /// The appliers that hold a transaction before `sequence`: process ids.
+    /// Returns the process ids of the appliers that have claimed a transaction before `sequence`.
     pub fn ahead_of(&self, sequence: u64) -> impl Iterator<Item = i32> {
         self.header()
             .slots

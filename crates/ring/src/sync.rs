@@ -1,4 +1,5 @@
-//! The atomics that the ring is made of: loom's when it is checked by loom.
+//! The atomics that the ring is made of: the standard library's, or loom's when loom checks the
+//! ring.
 
 #[cfg(not(loom))]
 pub(crate) use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};

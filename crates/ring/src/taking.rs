@@ -1,5 +1,5 @@
-//! How appliers take transactions where commits may overtake each other, and put aside what can't
-//! be applied yet: `aside.rs` over the segment.
+//! How appliers claim transactions in relaxed commit order, and set those with unmet dependencies
+//! to wait. Connects `aside.rs` with the segment.
 
 use crate::aside::{EDGES, Places};
 use crate::layout::{CAREFUL, TRIED};
@@ -8,10 +8,10 @@ use crate::sync::{AtomicU64, Ordering};
 use crate::wake::Wakes;
 
 impl Ring {
-    /// Take a transaction that can be applied now, if there is one and this applier may: the oldest
-    /// of those that were put aside and are ready, else the next in order of which nothing is
-    /// missing; those before it are put aside. Only when commits may overtake each other. An
-    /// applier that was idle then hands on what is left ([`Ring::offer`]).
+    /// Takes a transaction that can be applied now, if there is one and this applier may: the
+    /// oldest ready one. If none is ready, claims transactions in order up to the first without
+    /// unmet dependencies, and enqueues those before it on wait lists. Only in relaxed order. An
+    /// applier that was idle then wakes others for what is left ([`Ring::offer`]).
     #[must_use]
     pub fn take(&self, applier: usize) -> Option<u64> {
         if !self.takers().contains(&applier) {
@@ -30,20 +30,20 @@ impl Ring {
             if !self.put_aside(applier, sequence) {
                 return Some(sequence);
             }
-            // It is idle still, and looks again after it has said so.
+            // The applier is still idle. It has said so again before it looks again.
             if let Some(awaited) = waited {
                 slot.wait.will_wait(awaited);
             }
         }
     }
 
-    /// Put a transaction aside that this applier has taken, if anything that it depends on is
-    /// missing: whoever commits the last of that makes it ready. False: nothing is missing, and it
-    /// stays in hand.
+    /// Enqueues a transaction that this applier has claimed on a wait list, if it has an unmet
+    /// dependency. The commit of its last unmet dependency makes it ready. Returns false if it has
+    /// none: then this applier keeps it.
     #[must_use]
     pub fn put_aside(&self, applier: usize, sequence: u64) -> bool {
         let slot = self.slot(applier);
-        // Before it can be in somebody else's hands.
+        // Before another applier can take it.
         if let Some(slot) = slot {
             slot.sequence.store(0, Ordering::SeqCst);
         }
@@ -54,21 +54,21 @@ impl Ring {
         is_aside
     }
 
-    /// Put a transaction aside that this applier has taken until all before it are committed: it
-    /// has failed, `careful` with a unique violation, or is nothing that could overtake others. Not
-    /// one that is open. False: all are, and it stays in hand.
+    /// Makes a transaction that this applier has claimed wait until all before it are committed. It
+    /// has failed (`careful`: with a unique violation), or must not overtake others. Not for an
+    /// open transaction. Returns false if all before it are committed: then this applier keeps it.
     #[must_use]
     pub fn put_aside_until_turn(&self, applier: usize, sequence: u64, careful: bool) -> bool {
         let descriptor = self.descriptor(sequence);
-        // Whoever takes it finds it through a list or a bit that is written later.
+        // The applier that takes it finds it through a list or a bit that is written later.
         descriptor.through.store(sequence - 1, Ordering::Relaxed);
         let flags = TRIED | if careful { CAREFUL } else { 0 };
         descriptor.flags.fetch_or(flags, Ordering::AcqRel);
         self.put_aside(applier, sequence)
     }
 
-    /// Give a transaction back that this applier has taken and that anybody can apply. Then
-    /// [`Ring::offer`].
+    /// Makes a transaction that this applier has claimed ready again: any applier can apply it. The
+    /// caller then wakes others ([`Ring::offer`]).
     pub fn give_back(&self, applier: usize, sequence: u64) {
         if let Some(slot) = self.slot(applier) {
             slot.sequence.store(0, Ordering::SeqCst);
@@ -76,20 +76,20 @@ impl Ring {
         self.header().aside.give_back(self, sequence);
     }
 
-    /// Whether this transaction was put aside, is ready, and nobody has taken it.
+    /// Whether this transaction is ready and not taken.
     #[must_use]
     pub fn is_ready(&self, sequence: u64) -> bool {
         self.header().aside.is_ready(self, sequence)
     }
 
-    /// How many transactions are put aside and wait for others.
+    /// Number of transactions on wait lists.
     #[must_use]
     pub fn waiting_aside(&self) -> u64 {
         self.header().aside.waiting()
     }
 
-    /// Latches of idle appliers that are to take what is left to take, as many as there is of it.
-    /// Only when commits may overtake each other.
+    /// Returns latches of idle appliers, one for each transaction that is ready or not claimed.
+    /// Only in relaxed order.
     #[must_use]
     pub fn offer(&self) -> Wakes {
         let mut wakes = Wakes::default();

@@ -1,38 +1,46 @@
-//! Who waits for what, and who wakes whom. Run by the leader and by the appliers.
+//! Waiting and waking: records what each process waits for, and returns which latches to set. Run
+//! by the leader and by the appliers.
 //!
-//! Whoever waits says so first and looks again before it sleeps; whoever moves a counter does so
-//! first and looks then who waits. A fence between the two steps on either side makes that one of
-//! them sees the other: no wake-up is lost. A wake-up too many is harmless.
+//! Example. An applier finds nothing to claim. Before it sleeps, the leader publishes a transaction
+//! and sees no idle applier. The wake-up is lost. So:
 //!
-//! This module knows nothing of how things lie in shared memory, so that loom can check it
+//! 1. A process that will wait first says for what, and then checks its condition again before it
+//!    sleeps.
+//! 2. A process that moves a counter does so first, and then checks who waits.
+//!
+//! Both have a fence between the two steps. So at least one of them sees the other, and no wake-up
+//! is lost. A superfluous wake-up is harmless.
+//!
+//! This module does not know the layout of shared memory, so that loom can check it
 //! (`tests/loom.rs`).
 
 use crate::aside::Aside;
 use crate::sync::{AtomicU64, AtomicUsize, Ordering, fence};
 
-/// Most appliers that one subscription can have.
+/// Largest number of appliers of a subscription.
 pub const MAX_APPLIERS: usize = 64;
 
-/// An applier waits for nothing.
+/// Value of `wakes_at` of a process that does not wait.
 const AWAKE: u64 = u64::MAX;
-/// [`Awaited::Transaction`].
+/// Value of `wakes_at` for [`Awaited::Transaction`].
 const IDLE: u64 = u64::MAX - 1;
-/// [`Awaited::Rest`].
+/// Value of `wakes_at` for [`Awaited::Rest`].
 const REST: u64 = u64::MAX - 2;
 
-/// What an applier is about to wait for, beside its own latch.
+/// Event that an applier is about to wait for, beside its own latch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Awaited {
-    /// A transaction to take. The leader wakes as many idle appliers as it has use for.
+    /// A transaction to claim. The leader wakes as many idle appliers as it needs.
     Transaction,
-    /// More of the transaction in hand. The leader wakes all appliers when it has sent some.
+    /// More bytes of its open transaction. The leader wakes all appliers when it has stored some.
     Rest,
     /// The commit of this transaction, and of all before it.
     Commit(u64),
 }
 
 impl Awaited {
-    /// The value of `wakes_at`: no commit reaches those that are none.
+    /// Returns the value of `wakes_at`. `committed` never reaches the values that are no sequence
+    /// numbers.
     const fn wakes_at(self) -> u64 {
         match self {
             Self::Transaction => IDLE,
@@ -47,7 +55,8 @@ impl Awaited {
 #[derive(Debug)]
 pub(crate) struct Padded(pub(crate) AtomicU64);
 
-/// How far everybody is. All only grow.
+/// Progress of the subscription's processes. All counters only grow, but for `claimed`, which
+/// [`Counters::give_back_last`] moves back by one.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Counters {
@@ -57,44 +66,44 @@ pub struct Counters {
     pub(crate) tail: Padded,
 }
 
-/// Where the leader's latch is, and whether it waits.
+/// The leader's latch, and whether the leader waits.
 #[repr(C)]
 #[derive(Debug)]
 pub struct LeaderWait {
-    /// Address of its latch, 0 before it is there.
+    /// Address of the leader's latch; 0 before the leader is registered.
     pub(crate) latch: AtomicUsize,
-    /// Wants to be woken when `committed` reaches this, and by any release; [`AWAKE`] when it does
-    /// not wait.
+    /// The leader is to be woken when `committed` reaches this, and by any release; [`AWAKE`] if it
+    /// does not wait.
     wakes_at: AtomicU64,
 }
 
-/// Where an applier's latch is, and what it waits for.
+/// An applier's latch, and what the applier waits for.
 #[repr(C)]
 #[derive(Debug)]
 pub struct ApplierWait {
-    /// Address of its latch, 0 before it is there.
+    /// Address of the applier's latch; 0 before the applier is registered.
     pub(crate) latch: AtomicUsize,
-    /// Wants to be woken when `committed` reaches this; [`REST`], [`IDLE`] and [`AWAKE`] are never
-    /// reached.
+    /// The applier is to be woken when `committed` reaches this. `committed` never reaches
+    /// [`REST`], [`IDLE`] and [`AWAKE`].
     wakes_at: AtomicU64,
-    /// Wants to be woken when this very transaction is done; 0 for none.
+    /// The applier is to be woken when this very transaction is done; 0 for none.
     wakes_for: AtomicU64,
 }
 
 impl LeaderWait {
-    /// What fresh memory is to hold.
+    /// Initializes fresh memory.
     pub fn reset(&self) {
         self.wakes_at.store(AWAKE, Ordering::Relaxed);
     }
 
-    /// It is about to wait until `sequence` is committed. It looks again at what it waits for after
-    /// this, before it sleeps.
+    /// Says that the leader will wait until `sequence` is committed. The leader checks its
+    /// condition again after this, before it sleeps.
     pub fn will_wait(&self, sequence: u64) {
         self.wakes_at.store(sequence, Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
-    /// Wake it if it waits for no more than `committed`.
+    /// Adds the leader's latch to `wakes` if the leader waits for `committed` or less.
     fn wake(&self, committed: u64, wakes: &mut Wakes) {
         let at = self.wakes_at.load(Ordering::SeqCst);
         if at != AWAKE && at <= committed && self.wakes_at.swap(AWAKE, Ordering::SeqCst) != AWAKE {
@@ -104,26 +113,26 @@ impl LeaderWait {
 }
 
 impl ApplierWait {
-    /// What fresh memory is to hold.
+    /// Initializes fresh memory.
     pub fn reset(&self) {
         self.wakes_at.store(AWAKE, Ordering::Relaxed);
         self.wakes_for.store(0, Ordering::Relaxed);
     }
 
-    /// It is about to wait until `sequence` is done, whatever is before it. It looks again after
-    /// this, before it sleeps.
+    /// Says that the applier will wait until `sequence` is done, even if transactions before it are
+    /// not. It checks again after this, before it sleeps.
     pub fn will_wait_for(&self, sequence: u64) {
         self.wakes_for.store(sequence, Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
-    /// It is about to wait. It looks again after this, before it sleeps.
+    /// Says that the applier will wait. It checks its condition again after this, before it sleeps.
     pub fn will_wait(&self, awaited: Awaited) {
         self.wakes_at.store(awaited.wakes_at(), Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
-    /// What it has said that it is about to wait for.
+    /// Returns what the applier has said that it will wait for.
     pub fn waited(&self) -> Option<Awaited> {
         match self.wakes_at.load(Ordering::Relaxed) {
             AWAKE => None,
@@ -133,7 +142,7 @@ impl ApplierWait {
         }
     }
 
-    /// The wait is over.
+    /// Ends the wait.
     pub fn awake(&self) {
         self.wakes_at.store(AWAKE, Ordering::Relaxed);
         self.wakes_for.store(0, Ordering::Relaxed);
@@ -141,14 +150,14 @@ impl ApplierWait {
 }
 
 impl Counters {
-    /// Appliers may take transactions up to `sequence`. Only the leader says so.
+    /// Lets appliers claim transactions up to `sequence`. Called by the leader only.
     pub fn publish(&self, sequence: u64) {
         self.published.0.store(sequence, Ordering::SeqCst);
     }
 
-    /// Take the next transactions for the applier `me`: from the returned one up to what `last`
-    /// makes of it and of the last that is published. `show` makes known which one it may be about
-    /// to take first, 0 for none.
+    /// Claims a run of published transactions for the applier `me`. Returns its first and last. The
+    /// run ends at `last(first, last published)`. Before each attempt, `show` publishes the
+    /// sequence number that may be claimed; 0 means none.
     pub fn claim(
         &self,
         me: &ApplierWait,
@@ -164,9 +173,9 @@ impl Counters {
             let first = claimed + 1;
             show(first);
             let last = last(first, published).clamp(first, published);
-            // Who takes one is no longer idle, and that is seen by whoever sees that it was taken:
-            // else the wake-up for the next transaction could be spent on an applier that is busy
-            // with this one.
+            // An applier that claims a run is no longer idle. A process that sees the new `claimed`
+            // must see that too: otherwise it could spend the wake-up for the next transaction on
+            // this busy applier.
             let waited = me.waited();
             if waited.is_some() {
                 me.wakes_at.store(AWAKE, Ordering::Relaxed);
@@ -189,7 +198,7 @@ impl Counters {
         }
     }
 
-    /// The leader takes the transaction that it has published last. False when an applier was
+    /// Claims the last published transaction for the leader. Returns false if an applier was
     /// faster.
     pub fn take_last(&self, sequence: u64) -> bool {
         self.claimed
@@ -198,18 +207,19 @@ impl Counters {
             .is_ok()
     }
 
-    /// It gives it back. An applier that found it taken a moment ago may be on its way to sleep,
-    /// and must be woken however it looks: its latch is set until it has waited, and then it looks
+    /// Releases the transaction that [`Counters::take_last`] has claimed. An applier that found it
+    /// claimed a moment ago may be about to sleep. So the caller sets the latches of all appliers,
+    /// whether they look idle or not: a latch stays set until its process waits, and then it looks
     /// again.
     pub fn give_back_last(&self, sequence: u64) {
         self.claimed.0.store(sequence - 1, Ordering::SeqCst);
     }
 
-    /// Idle appliers to wake after transactions were published: as many as `wanted` says of what
-    /// nobody has taken (the first, the last, and whether an applier is busy: that one looks for
-    /// more when it is done). As many as were just published would not do: an applier that was
-    /// woken for an earlier one and has not run yet still looks idle, and the wake-up would be
-    /// spent on it twice. What was put aside and is ready counts as well, each for itself.
+    /// Returns latches of idle appliers to wake after transactions were published. Their number is
+    /// that of ready transactions plus `wanted(first, last, busy)` of the published ones that are
+    /// not claimed. `busy`: an applier is at work, and will look for more when it is done. The
+    /// number just published would not do: an applier that was woken for an earlier transaction and
+    /// has not run yet still looks idle, so the second wake-up would hit it too.
     pub fn idle<'a>(
         &self,
         appliers: impl Iterator<Item = &'a ApplierWait> + Clone,
@@ -229,8 +239,8 @@ impl Counters {
             let busy = self.committed.0.load(Ordering::Acquire) < claimed;
             count += wanted(claimed + 1, published, busy);
         }
-        // Looked at again: one that was idle a moment ago may have taken what is counted as taken
-        // now, and the wake-up be spent on it.
+        // Checked again: an applier that was idle a moment ago may have claimed something that is
+        // no longer counted. The wake-up would be spent on it.
         for applier in appliers.filter(is_idle) {
             if wakes.len() as u64 >= count {
                 break;
@@ -240,9 +250,10 @@ impl Counters {
         wakes
     }
 
-    /// Idle appliers to wake for what is ready or not taken, less `but` of it: for those who will
-    /// look for more themselves. To be asked for by whoever has made something ready, and by an
-    /// applier that was idle and has taken something: it may have been woken for all of it.
+    /// Adds latches of idle appliers to `wakes`, one for each transaction that is ready or not
+    /// claimed, less `but`: callers that will look for more themselves. Called after transactions
+    /// were made ready, and by an applier that was idle and has claimed one: all wake-ups may have
+    /// hit that applier.
     pub fn offer<'a>(
         &self,
         appliers: impl Iterator<Item = &'a ApplierWait>,
@@ -266,15 +277,16 @@ impl Counters {
         }
     }
 
-    /// Whether something is published that nobody has taken. An applier that takes no more asks
-    /// when it has committed what it had, and wakes one that does: while it was busy, the leader
-    /// may have counted on it ([`Counters::idle`]).
+    /// Whether a published transaction is not claimed. An applier that may not claim any more asks
+    /// this when it has committed its last one, and then wakes another: while it was busy, the
+    /// leader may have counted on it ([`Counters::idle`]).
     pub fn leaves_some(&self) -> bool {
         fence(Ordering::SeqCst);
         self.claimed.0.load(Ordering::Acquire) < self.published.0.load(Ordering::Acquire)
     }
 
-    /// `sequence` is committed, and the bytes before `end` are released. Returns whom to wake.
+    /// Records that `sequence` is committed and that the bytes before `end` are released. Returns
+    /// the latches to set.
     pub fn commit<'a>(
         &self,
         sequence: u64,
@@ -295,13 +307,14 @@ impl Counters {
         wakes
     }
 
-    /// The transactions from `first` to `last` are committed, whatever is before them; the caller
-    /// has marked them so, with SeqCst. `committed` moves over all that follow it and are marked:
-    /// `is_done` says which are, `end` where one's bytes end. Returns whom to wake.
+    /// Records that the transactions from `first` to `last` are committed, even if some before them
+    /// are not. The caller has marked them as done, with SeqCst. Moves `committed` over all done
+    /// transactions that follow it: `is_done` says which are done, `end` where the bytes of one
+    /// end. Returns the latches to set.
     ///
-    /// Of two that mark neighbours at the same time, one at least sees both marks: a fence lies
-    /// between each one's mark and its look at the others'. What `end` says of a transaction holds
-    /// for as long as `committed` has not moved past it.
+    /// If two appliers mark neighbours at the same time, at least one of them sees both marks: each
+    /// has a fence between setting its own mark and reading the other. The value of `end` is valid
+    /// for as long as `committed` has not moved past the transaction.
     pub fn complete<'a>(
         &self,
         first: u64,
@@ -326,8 +339,8 @@ impl Counters {
             if self.committed.0.load(Ordering::SeqCst) != committed {
                 continue;
             }
-            // Before the mark, so that whoever sees the mark has the room: the bytes are done with,
-            // whoever moves it.
+            // `tail` before `committed`, so that a process that sees the new `committed` has the
+            // room too. `fetch_max`: the bytes are free, whichever process moves `committed`.
             self.tail.0.fetch_max(end, Ordering::SeqCst);
             let _ = self.committed.0.compare_exchange(
                 committed,
@@ -350,7 +363,8 @@ impl Counters {
         wakes
     }
 
-    /// The bytes before `position` are released. Returns the leader if it waits.
+    /// Records that the bytes before `position` are released. Returns the leader's latch if it
+    /// waits.
     pub fn release(&self, position: u64, leader: &LeaderWait) -> Wakes {
         self.tail.0.store(position, Ordering::SeqCst);
         fence(Ordering::SeqCst);
@@ -359,18 +373,18 @@ impl Counters {
         wakes
     }
 
-    /// Transactions that are committed.
+    /// Returns the last transaction that is committed with all before it.
     pub fn committed(&self) -> u64 {
         self.committed.0.load(Ordering::Acquire)
     }
 
-    /// Bytes that are released.
+    /// Returns the position before which bytes are released.
     pub fn tail(&self) -> u64 {
         self.tail.0.load(Ordering::Acquire)
     }
 }
 
-/// Latches to set, by address.
+/// Addresses of latches to set.
 #[derive(Debug, Clone, Copy)]
 pub struct Wakes {
     latches: [usize; MAX_APPLIERS + 1],
@@ -397,13 +411,13 @@ impl Wakes {
         }
     }
 
-    /// How many.
+    /// Number of latches.
     #[must_use]
     pub fn len(&self) -> usize {
         self.count
     }
 
-    /// Whether there is none.
+    /// Whether there are no latches.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.count == 0
@@ -433,7 +447,7 @@ impl Counters {
 
 #[cfg(loom)]
 impl LeaderWait {
-    /// A leader whose latch is at this address.
+    /// A leader whose latch has this address.
     #[must_use]
     pub fn at(latch: usize) -> Self {
         Self {
@@ -445,7 +459,7 @@ impl LeaderWait {
 
 #[cfg(loom)]
 impl ApplierWait {
-    /// An applier whose latch is at this address.
+    /// An applier whose latch has this address.
     #[must_use]
     pub fn at(latch: usize) -> Self {
         Self {

@@ -1,6 +1,6 @@
-//! The waiting and waking of a group, in every order that the memory model allows (bounded
-//! preemptions). A latch is a flag that stays set until its owner has slept on it; sleepers have no
-//! time-outs here, so a lost wake-up is a deadlock, which loom reports.
+//! The waiting and waking of a leader and its appliers, in every order that the memory model allows
+//! (with bounded preemptions). A latch is a flag that stays set until its owner has slept on it.
+//! Sleepers have no time-outs, so a lost wake-up is a deadlock, which loom reports.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p braid-ring --release --test loom`
 #![cfg(loom)]
@@ -13,7 +13,7 @@ use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 
-/// No transaction: any release wakes.
+/// No sequence number: any release wakes the leader.
 const ANY_RELEASE: u64 = u64::MAX - 1;
 
 struct Latch {
@@ -43,17 +43,17 @@ impl Latch {
     }
 }
 
-/// Latch 1 is the leader's, 2 and on the appliers'.
+/// Latch 1 is the leader's. Latch 2 is the first applier's, and so on.
 struct Group {
     counters: Counters,
     leader: LeaderWait,
     appliers: Vec<ApplierWait>,
     latches: Vec<Latch>,
-    /// Of each transaction, from 0, when commits overtake each other.
+    /// Whether each transaction is done, by number from 0. In relaxed order.
     done: Vec<AtomicBool>,
     aside: Aside,
-    /// Of each transaction, from 0: those that wait for it, the next on the list that it is on, and
-    /// what it needs.
+    /// Of each transaction, by number from 0: its wait list, the next on the list that it is on,
+    /// and its dependencies.
     lists: Vec<AtomicU64>,
     links: Vec<AtomicU64>,
     needs: Vec<(u64, [u64; EDGES])>,
@@ -91,7 +91,8 @@ impl Group {
         Self::with(appliers, &[])
     }
 
-    /// What transactions need, from the first on: all up to a number, and two single ones.
+    /// `needs`: the dependencies of each transaction, from the first on: all up to a number, and
+    /// two single ones.
     fn with(appliers: usize, needs: &[(u64, [u64; 2])]) -> Arc<Self> {
         let mut all = vec![(0, [0; EDGES])];
         all.extend(needs.iter().map(|(through, [one, two])| {
@@ -147,7 +148,7 @@ impl Group {
             .is_some_and(|done| done.load(Ordering::SeqCst))
     }
 
-    /// Commit whatever is before it.
+    /// Commits a transaction, in relaxed order.
     fn complete(&self, sequence: u64) {
         let place = usize::try_from(sequence).unwrap();
         self.done[place].store(true, Ordering::SeqCst);
@@ -161,7 +162,7 @@ impl Group {
         ));
     }
 
-    /// Take what can be applied, as `Ring::take`.
+    /// Takes a transaction that can be applied, as `Ring::take` does.
     fn take(&self, applier: usize) -> Option<u64> {
         let me = &self.appliers[applier];
         let waited = me.waited();
@@ -179,7 +180,7 @@ impl Group {
         }
     }
 
-    /// Commit as `Ring::commit_run`.
+    /// Commits as `Ring::commit_run` does.
     fn finish(&self, sequence: u64) {
         let place = usize::try_from(sequence).unwrap();
         let waiter = close(self, sequence);
@@ -203,8 +204,8 @@ impl Group {
             .offer(self.appliers.iter(), &self.aside, but, wakes);
     }
 
-    /// Apply until all is committed, as `Applier::run`. `hold` is told what was taken, and that it
-    /// was committed.
+    /// Applies until all is committed, as `Applier::run` does. Calls `hold` with each transaction
+    /// that was taken, before its commit.
     fn apply_all(&self, applier: usize, last: u64, mut hold: impl FnMut(u64)) {
         let me = &self.appliers[applier];
         loop {
@@ -213,7 +214,7 @@ impl Group {
                 if self.counters.committed() == last {
                     return;
                 }
-                // It waits for something to take, and for the end.
+                // It waits for a transaction to take, or for the end.
                 me.will_wait(Awaited::Transaction);
                 taken = self.take(applier);
                 if taken.is_some() {
@@ -240,7 +241,7 @@ impl Group {
         }
     }
 
-    /// Whether it is committed: nothing can be hung on it any more.
+    /// Whether the wait list of a transaction is closed: it is committed.
     fn is_closed(&self, sequence: u64) -> bool {
         self.waiters(sequence).load(Ordering::SeqCst) & ((1 << 21) - 1) == (1 << 21) - 1
     }
@@ -296,7 +297,7 @@ fn check(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     builder.check(model);
 }
 
-/// The leader publishes and waits for the commit; the applier waits for something to take.
+/// The leader publishes and waits for the commit; the applier waits for a transaction.
 #[test]
 fn a_publication_wakes_and_a_commit_wakes_the_leader() {
     check(4, || {
@@ -435,8 +436,8 @@ fn a_release_wakes_the_leader() {
     });
 }
 
-/// Two appliers commit as they please: the mark ends behind both, whoever is last, and the leader
-/// is woken for it.
+/// Two appliers commit in relaxed order. In the end the mark is behind both, whichever is last, and
+/// the leader is woken.
 #[test]
 fn i1_commits_that_overtake_each_other_move_the_mark_over_all() {
     check(3, || {
@@ -455,8 +456,8 @@ fn i1_commits_that_overtake_each_other_move_the_mark_over_all() {
     });
 }
 
-/// One waits for the very transaction that it depends on, another for all up to one: both are
-/// woken.
+/// One applier waits for the very transaction that it depends on, another for all up to one. Both
+/// are woken.
 #[test]
 fn appliers_that_wait_for_one_or_for_the_mark_are_woken() {
     check(3, || {
@@ -485,7 +486,7 @@ fn appliers_that_wait_for_one_or_for_the_mark_are_woken() {
     });
 }
 
-/// Each waits for the one before: whoever finds what is put aside ready takes it, and each is taken
+/// Each transaction depends on the one before. Any applier may take a ready one, and each is taken
 /// once.
 #[test]
 fn what_is_put_aside_is_taken_once_what_it_needs_is_committed() {
@@ -513,8 +514,8 @@ fn what_is_put_aside_is_taken_once_what_it_needs_is_committed() {
     });
 }
 
-/// The first needs nothing and is held until the third is taken, which needs nothing either; the
-/// second needs the first.
+/// The first and the third transaction have no dependencies, the second depends on the first. The
+/// first is kept until the third is taken.
 #[test]
 fn one_that_is_held_up_does_not_hold_up_what_does_not_depend_on_it() {
     check(2, || {
@@ -542,8 +543,8 @@ fn one_that_is_held_up_does_not_hold_up_what_does_not_depend_on_it() {
     });
 }
 
-/// Two that are committed at the same time are both needed by a third: it is ready once, whoever is
-/// last.
+/// A third transaction depends on two that are committed at the same time. It is ready once,
+/// whichever is last.
 #[test]
 fn what_needs_two_is_ready_once() {
     check(2, || {
@@ -567,7 +568,8 @@ fn what_needs_two_is_ready_once() {
     });
 }
 
-/// One is put aside while what it needs is being committed: it stays in hand, or becomes ready.
+/// A transaction is enqueued while its dependency is being committed. Its applier keeps it, or it
+/// becomes ready.
 #[test]
 fn what_is_put_aside_at_this_moment_is_not_lost() {
     check(3, || {
@@ -585,9 +587,9 @@ fn what_is_put_aside_at_this_moment_is_not_lost() {
     });
 }
 
-/// The leader publishes without a word, and takes it itself unless an applier that happens to look
-/// was faster; what it gives back is an applier's. Each is committed once, and nobody sleeps on
-/// one.
+/// The leader publishes without waking anybody, and claims the transaction itself unless an applier
+/// was faster. A transaction that the leader releases goes to an applier. Each is committed once,
+/// and no applier sleeps while one is left.
 #[test]
 fn what_the_leader_takes_is_its_own_until_it_gives_it_back() {
     for gives_back in [[false, false], [true, false], [true, true]] {

@@ -1,5 +1,5 @@
-//! Transactions that are put aside: any interleaving of taking, committing and failing gives what
-//! one after the other gives.
+//! Wait lists: any interleaving of claiming, committing and failing has the result of applying one
+//! transaction after the other.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,15 +7,15 @@ use braid_ring::{Awaited, Complete, EDGES, Geometry, Leader, Ring};
 
 use crate::memory::{Memory, Random, ring};
 
-/// A transaction: the keys that it writes, in this order; all before it must be there if it is a
-/// barrier.
+/// A transaction: the keys that it writes, in this order. If it is a barrier, all before it must be
+/// committed first.
 #[derive(Debug, Clone)]
 struct Work {
     keys: Vec<u64>,
     barrier: bool,
 }
 
-/// What a key's changes have made of it: it depends on their order.
+/// A value for each key. It depends on the order of the key's changes.
 type Database = BTreeMap<u64, u64>;
 
 fn apply(database: &mut Database, sequence: u64, work: &Work) {
@@ -36,7 +36,7 @@ fn history(random: &mut Random, count: usize, keys: u64) -> Vec<Work> {
         .collect()
 }
 
-/// What the leader knows: who wrote a key last.
+/// The leader's tracker: the last writer of each key.
 #[derive(Default)]
 struct Tracker {
     last: BTreeMap<u64, u64>,
@@ -44,7 +44,8 @@ struct Tracker {
 }
 
 impl Tracker {
-    /// Keeps up to `most` single edges; what is more is folded into all up to it.
+    /// Keeps up to `most` single edges. If there are more, depends on all up to the newest of the
+    /// others.
     fn edges(&mut self, sequence: u64, work: &Work, most: usize) -> Complete {
         let mut all: Vec<u64> = work
             .keys
@@ -91,7 +92,7 @@ struct Replay<'a> {
 }
 
 impl Replay<'_> {
-    /// An applier takes what it can.
+    /// An applier takes a transaction that can be applied, if there is one.
     fn take(&mut self, applier: usize) -> bool {
         let Some(sequence) = self.ring.take(applier) else {
             return false;
@@ -110,12 +111,12 @@ impl Replay<'_> {
         true
     }
 
-    /// An applier gets on with what it has.
+    /// Goes on with the taken transaction at `place`: it fails, is released, or commits.
     fn go_on(&mut self, place: usize, random: &mut Random) {
         let (applier, sequence) = self.taken[place];
         self.taken.swap_remove(place);
         if random.index(12) == 0 && self.failed.insert(sequence) {
-            // It was rolled back, and waits for all before it, or is tried at once.
+            // It was rolled back. It waits for all before it, or is tried again at once.
             let careful = random.index(2) == 0;
             let alone = self.ring.committed() + 1 == sequence;
             let aside = self.ring.put_aside_until_turn(applier, sequence, careful);
@@ -163,7 +164,7 @@ fn replay(random: &mut Random, geometry: Geometry, history: &[Work]) -> (Databas
     let mut tracker = Tracker::default();
     let mut published = 0;
     let mut most_ahead = 0;
-    // One that holds what it has for long, as when it waits for a lock.
+    // One applier keeps its transaction for long, as if it waited for a lock.
     let slow = random.index(geometry.appliers);
     let edges = random.index(EDGES + 1);
     while replay.ring.committed() < history.len() as u64 {
@@ -192,7 +193,7 @@ fn replay(random: &mut Random, geometry: Geometry, history: &[Work]) -> (Databas
             let furthest = replay.applied.last().copied().unwrap_or(0);
             most_ahead = most_ahead.max(furthest.saturating_sub(replay.ring.committed()));
         }
-        // Nobody has anything in hand, nothing is to come: then something can be taken.
+        // No applier has a transaction, and none will come: then one can be taken.
         assert!(
             moved,
             "nothing moves: {} committed, {} claimed, {} published, {} wait",
@@ -228,12 +229,13 @@ fn i1_any_interleaving_with_what_is_put_aside_is_serial_replay() {
         );
         furthest = furthest.max(ahead);
     }
-    // Many times the number of appliers. Over 24 seeds it was 82 to 162.
+    // Many times the number of appliers. With 24 seeds it was 82 to 162.
     assert!(furthest > 30, "some were far ahead: {furthest}");
 }
 
-/// The first is held and all that depends on it is put aside: an applier that is left gets to all
-/// others, and to those once the first is committed, before anything new, the oldest first.
+/// One applier keeps the first transaction, and all that depend on it are on its wait list. The
+/// other applier gets to all independent ones. Once the first is committed, the waiting ones are
+/// taken before new ones, the oldest first.
 #[test]
 fn one_applier_of_two_gets_past_all_that_waits() {
     let (_memory, mut leader) = ring(Geometry::new(2, 0, 64));
@@ -274,8 +276,8 @@ fn one_applier_of_two_gets_past_all_that_waits() {
     assert_eq!(ring.committed(), 41);
 }
 
-/// A chain: each is ready as soon as the one before is committed, and one applier that is idle is
-/// not woken for what another takes.
+/// A chain: each transaction is ready as soon as the one before is committed. An idle applier is
+/// not woken for a transaction that the committing applier takes itself.
 #[test]
 fn who_commits_takes_what_has_become_ready() {
     let (_memory, mut leader) = ring(Geometry::new(2, 0, 64));
@@ -297,7 +299,7 @@ fn who_commits_takes_what_has_become_ready() {
         assert!(ring.commit(0, sequence, sequence, 0).is_empty());
         assert_eq!(ring.take(0), Some(sequence + 1));
     }
-    // One that takes no more leaves it to the other.
+    // An applier that may not claim any more leaves it to the other.
     ring.set_active_appliers(1);
     ring.applier_awake(1);
     ring.applier_will_wait(0, Awaited::Transaction);

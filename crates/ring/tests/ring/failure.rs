@@ -1,4 +1,4 @@
-//! Failures go from an applier to the leader.
+//! Failures, from an applier to the leader.
 
 use braid_ring::FailureReport;
 

@@ -1,4 +1,4 @@
-//! Memory that stands in for a shared segment, and other things that the tests share.
+//! Memory that stands in for a shared segment, and other helpers of the tests.
 
 pub use braid_testing::Random;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
@@ -36,14 +36,14 @@ impl Memory {
         self.attach_at(0, self.len())
     }
 
-    /// Attach to a part of it.
+    /// Attaches to a part of it.
     pub fn attach_at(&self, offset: usize, len: usize) -> Result<Ring, Error> {
         assert!(offset + len <= self.len());
         // SAFETY: within the memory.
         unsafe { Ring::attach(self.base.add(offset), len) }
     }
 
-    /// Write over some of it. Only while nobody else looks.
+    /// Overwrites some of it. Only while nothing else uses it.
     pub fn scribble(&self, at: usize, bytes: &[u8]) {
         assert!(at + bytes.len() <= self.len());
         // SAFETY: within the memory.
@@ -78,12 +78,12 @@ pub fn ring(geometry: Geometry) -> (Memory, Leader) {
     (memory, Leader::new(ring))
 }
 
-/// Where the buffer starts: it is the end of the segment.
+/// Offset of the buffer: it is the end of the segment.
 pub fn buffer_at(geometry: Geometry) -> usize {
     geometry.bytes() - usize::try_from(geometry.buffer).unwrap()
 }
 
-/// Store a frame in pieces; false when the ring is full.
+/// Stores a frame, in parts if it is large. Returns false if the ring is full.
 pub fn store(leader: &mut Leader, frame: &[u8]) -> bool {
     let piece = leader.piece();
     let mut first = true;
@@ -101,7 +101,7 @@ pub fn store(leader: &mut Leader, frame: &[u8]) -> bool {
     }
 }
 
-/// All frames of a complete transaction.
+/// Returns all frames of a complete transaction.
 pub fn frames(transaction: &mut Transaction) -> Result<Vec<Vec<u8>>, Error> {
     let mut assembled = Vec::new();
     let mut frames = Vec::new();

@@ -1,4 +1,4 @@
-//! Laying out a segment, attaching to one, and to what is none.
+//! Laying out a segment, attaching to one, and attaching to memory that is none.
 
 use braid_ring::{ApplierState, Complete, Error, Geometry, MAX_APPLIERS};
 
@@ -120,7 +120,7 @@ fn header(len: u32, kind: u32) -> [u8; 8] {
 
 #[test]
 fn i10_frame_headers_that_make_no_sense_are_corruption() {
-    // (what is written over the first frame's header, of 16 bytes)
+    // (bytes written over the first frame's header, which has 16 bytes)
     let headers = [
         header(16, 0),        // no kind
         header(16, 5),        // unknown kind
@@ -184,7 +184,7 @@ fn i10_any_bytes_in_the_buffer_are_an_error_or_frames() {
             memory.scribble(at, &bytes);
         }
         if let Ok(frames) = frames(&mut leader.ring().claim(0).unwrap()) {
-            // What was read lies within the transaction.
+            // The bytes that were read lie within the transaction.
             let read: usize = frames.iter().map(Vec::len).sum();
             assert!(read <= 20 * 308, "{read}");
         }

@@ -1,5 +1,5 @@
-//! Leader and appliers as threads, which sleep without time-outs: a wake-up that is lost stops
-//! everything, and the watchdog then fails the test.
+//! Leader and appliers as threads, which sleep without time-outs. A lost wake-up stops everything,
+//! and the watchdog then fails the test.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -53,7 +53,7 @@ impl Latches {
         self.moves.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Until `done`, fail when nothing moves for half a minute.
+    /// Until `done`, fails if nothing moves for half a minute.
     fn watch(&self, memory: &Memory, done: &AtomicBool) {
         let ring = memory.attach().unwrap();
         let mut last = (0, Instant::now());
@@ -209,7 +209,7 @@ struct Applier<'a> {
     seed: u64,
     order: &'a Mutex<Vec<u64>>,
     random: Random,
-    /// It puts transactions aside instead of waiting with them.
+    /// Uses wait lists; else waits with a transaction for its dependencies.
     asides: bool,
 }
 
@@ -283,7 +283,8 @@ impl Applier<'_> {
                 return None;
             }
             if self.asides {
-                // At first as one that comes back from a commit, and looks before it is idle.
+                // The first time as an applier that comes from a commit: it looks before it is
+                // idle.
                 if let Some(sequence) = self.ring.take(self.number) {
                     return Some(self.ring.transaction(sequence));
                 }
@@ -333,7 +334,7 @@ impl Applier<'_> {
         }
     }
 
-    /// Every byte is there, once.
+    /// Checks that every byte is there, once.
     fn check(&self, transaction: &mut Transaction) {
         let buffer = usize::try_from(self.ring.geometry().buffer).unwrap();
         let (frames, complete) = content(self.seed, transaction.sequence, buffer);
@@ -358,17 +359,17 @@ impl Applier<'_> {
     }
 }
 
-/// Transactions that a run has at least.
+/// Least number of transactions of a run.
 const LEAST: u64 = 10;
-/// How long a run may take until it has seen what it is for.
+/// Time that a run may take until it has seen everything that it is to show.
 const BUSY: Duration = Duration::from_secs(60);
 
-/// How often a transaction was committed after a later one.
+/// Returns how often a transaction was committed after a later one.
 fn overtaken(order: &[u64]) -> usize {
     order.windows(2).filter(|pair| pair[0] > pair[1]).count()
 }
 
-/// Run transactions for a while. Returns how many.
+/// Runs transactions for a while. Returns how many.
 fn run(seed: u64, geometry: Geometry, time: Duration, relaxed: bool, asides: bool) -> u64 {
     let (memory, leader) = ring(geometry);
     if relaxed {
@@ -413,7 +414,7 @@ fn run(seed: u64, geometry: Geometry, time: Duration, relaxed: bool, asides: boo
             let buffer = usize::try_from(geometry.buffer).unwrap();
             let (start, mut number) = (Instant::now(), 0);
             let mut random = Random::from_seed(seed);
-            // A machine that is busy gets to less in the time.
+            // A busy machine gets through fewer in the time.
             let has_seen = |number| {
                 let overtakes = relaxed && geometry.appliers > 1;
                 number > LEAST && (!overtakes || overtaken(&order.lock().unwrap()) > 0)
@@ -423,7 +424,7 @@ fn run(seed: u64, geometry: Geometry, time: Duration, relaxed: bool, asides: boo
                 let (frames, complete) = content(seed, number, buffer);
                 producer.send(&frames, &complete);
                 if random.index(200) == 0 {
-                    // Everybody falls asleep.
+                    // Lets all threads fall asleep.
                     producer.wait_until(|leader| leader.ring().committed() == number);
                 }
             }

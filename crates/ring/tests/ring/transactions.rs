@@ -118,7 +118,7 @@ fn i1_a_descriptor_is_not_used_again_before_its_end_was_read() {
         let _ = ring.claim(0).unwrap();
         let _ = ring.commit(0, sequence, sequence * 3, 0);
     }
-    // Committed, but the leader has not taken note yet.
+    // Committed, but the leader has not collected it yet.
     assert!(!leader.has_descriptor());
     for sequence in 1..=5 {
         assert_eq!(
@@ -132,7 +132,7 @@ fn i1_a_descriptor_is_not_used_again_before_its_end_was_read() {
         leader.publish(&complete(number));
     }
     assert!(!leader.has_descriptor());
-    // One that is not committed frees nothing, whoever reads it.
+    // An uncommitted transaction's descriptor is not freed by reading it.
     leader.committed_at(15);
     assert!(!leader.has_descriptor());
 }
@@ -332,7 +332,7 @@ fn a_run_takes_what_fits_and_nothing_that_stands_alone() {
     );
     let split = |number| ring.transaction(number).is_split();
     assert!(split(13) && !split(12));
-    // What is in hand is shown as the run goes on.
+    // The current transaction of a run is shown.
     assert_eq!(ring.slot(0).unwrap().sequence(), 13);
     let _ = ring.commit(0, 10, 1, 11);
     assert_eq!(ring.slot(0).unwrap().sequence(), 11);
@@ -387,7 +387,7 @@ fn waiting_and_waking_by_address() {
     );
     leader.publish(&complete(1));
     assert_eq!(list(ring.idle_appliers(Grain::ONE)), [2]);
-    // The first has not run yet; a second transaction is for another.
+    // The first applier has not run yet; the second transaction is for another.
     leader.publish(&complete(2));
     assert_eq!(list(ring.idle_appliers(Grain::ONE)), [2, 3]);
     ring.claim(0).unwrap();
@@ -502,16 +502,16 @@ fn what_is_complete_is_there_once_it_is_published() {
     }
     assert_eq!(ring.published(), 0);
     assert!(ring.claim(0).is_none());
-    // One by one, for the leader to take.
+    // One by one, for the leader to claim.
     leader.publish_up_to(1);
     assert!(ring.take_last(1));
     assert!(ring.claim(0).is_none());
     let _ = ring.commit(ring.geometry().appliers, 1, 10, 0);
-    // The others for appliers; never more than there are.
+    // The others are for appliers. No more are published than are complete.
     leader.publish_up_to(9);
     assert_eq!(ring.published(), 3);
     assert_eq!(ring.claim(0).unwrap().sequence, 2);
-    // One that is open counts from then on.
+    // An open transaction counts from then on.
     assert!(store(&mut leader, b"records"));
     assert_eq!(leader.completed(), 3);
     leader.publish_open(400, false);
@@ -533,11 +533,11 @@ fn the_leader_takes_what_it_has_published_last_while_nothing_else_is_in_hand() {
     publish(1);
     assert_eq!(ring.claim(0).unwrap().sequence, 1);
     assert!(!ring.take_last(1));
-    // One is in hand.
+    // An earlier transaction is not committed.
     publish(2);
     assert!(!ring.take_last(2));
     let _ = ring.commit(0, 1, 10, 0);
-    // It is its own, until it is given back.
+    // The leader has it, until the leader releases it.
     assert!(ring.take_last(2));
     assert!(!ring.take_last(2));
     assert!(ring.claim(0).is_none());
@@ -546,13 +546,13 @@ fn the_leader_takes_what_it_has_published_last_while_nothing_else_is_in_hand() {
     let _ = ring.give_back_last(2);
     assert_eq!(ring.claim(0).unwrap().sequence, 2);
     let _ = ring.commit(0, 2, 20, 0);
-    // It commits under no applier's number.
+    // The leader commits it, under no applier's number.
     publish(3);
     assert!(ring.take_last(3));
     let _ = ring.commit(ring.geometry().appliers, 3, 30, 0);
     assert_eq!((ring.claimed(), ring.committed()), (3, 3));
     assert_eq!(leader.committed_at(3), (350, 30, -3));
-    // Not where commits overtake each other.
+    // Not in relaxed order.
     ring.relax(0);
     assert!(store(&mut leader, b"records"));
     leader.publish(&complete(4));
