@@ -1,8 +1,8 @@
-//! Aggregation: the changes of a batch's transactions, regrouped by table
-//! (`braid_bgworker::aggregate`), carried out. Run by the appliers in apply mode `aggregate`.
+//! Aggregation: applies the changes of a batch's transactions, regrouped by table
+//! (`braid_bgworker::aggregate`). Run by the appliers in apply mode `aggregate`.
 //!
-//! Rows that come are inserted in bulk, in the order of their keys; what changes and what goes is
-//! looked up in that order too.
+//! New rows are inserted in bulk, in the order of their keys. Changed and deleted rows are looked
+//! up in that order too.
 
 use std::collections::hash_map::Entry;
 
@@ -19,10 +19,10 @@ use super::relation::RemoteRelation;
 use super::route::Effect;
 use super::{Session, generation};
 
-/// A table of the batch in hand.
+/// A table of the current batch.
 #[derive(Debug)]
 struct Place {
-    /// A number for it.
+    /// Number of the table.
     relation: u32,
     freedom: Freedom,
     /// Columns of its key.
@@ -30,7 +30,7 @@ struct Place {
 }
 
 impl Session {
-    /// Apply the records of a batch whose transactions began with `begins`. The batch is open.
+    /// Applies the records of a batch whose transactions began with `begins`. The batch is open.
     ///
     /// # Errors
     /// As [`Session::change`].
@@ -107,7 +107,7 @@ impl Session {
             if !matches!(net.action, Action::Insert(_)) {
                 self.flush()?;
             }
-            // What is held back meanwhile are rows of other keys.
+            // Rows that are held back meanwhile have other keys.
             if net.parts.len() > 1 && self.apply_net(net, begins, items)? {
                 continue;
             }
@@ -117,14 +117,15 @@ impl Session {
                 }
             }
         }
-        // The next may be of a key that is held back.
+        // The next change may have the key of a row that is held back.
         self.flush()
     }
 
-    /// What is to be known of the table that a relation of the stream goes to.
+    /// Returns the properties of the table that a relation of the stream goes to.
     fn place(&mut self, schema: u32) -> Result<Place, PgError> {
         let Some((key, remote, _)) = self.prepare(schema, Effect::Remove)? else {
-            // What is not applied has no order; it may be from a later transaction on.
+            // Changes that are not applied have no order. They may be applied from a later
+            // transaction on.
             return Ok(Place {
                 relation: u32::MAX - schema,
                 freedom: Freedom::Table,
@@ -140,8 +141,8 @@ impl Session {
             .key
             .as_ref()
             .map(|key| key.columns.iter().map(|column| column.remote).collect());
-        // A function is asked about each change by itself, and who has written which register is
-        // remembered of each.
+        // A function is called for each change by itself, and the writer of each register is stored
+        // for each change.
         let one_key = one_key
             && columns.is_some()
             && !target.plan.rules.asks()
@@ -154,7 +155,7 @@ impl Session {
         })
     }
 
-    /// As the leader orders the table's changes.
+    /// Returns the order of the table's changes, as the leader determines it.
     pub(super) fn table_order(
         &mut self,
         schema: u32,

@@ -1,10 +1,9 @@
-//! Looking for rows before it is their turn to be changed. Run by the appliers, for a batch that
-//! waits for others to be committed: reading pages, making room in them and searching in trees is
-//! done meanwhile, and the batch then finds its rows by their places (`super::places`), which are
-//! checked there.
+//! Looks up rows before their changes can be applied. Run by the appliers, for a batch that waits
+//! for others to be committed: meanwhile pages are read and pruned, and indexes are searched. The
+//! batch then finds its rows by their places (`super::places`), which are checked there.
 //!
-//! Nothing is written, and nothing is waited for but pages: neither for who is writing a row nor
-//! for a lock on a table.
+//! Nothing is written, and nothing is waited for except pages: neither a writer of a row nor a lock
+//! on a table.
 
 use braid_gir::{Change, Image, Operation};
 use braid_postgres::error::PgError;
@@ -16,24 +15,25 @@ use super::target::{Key, Standing};
 use super::{Session, generation};
 
 impl Session {
-    /// Open a transaction for [`Session::look_ahead`].
+    /// Opens a transaction for [`Session::look_ahead`].
     pub fn begin_to_look(&mut self) {
         self.start();
     }
 
-    /// End it.
+    /// Ends that transaction.
     pub fn end_look(&mut self) {
         self.close_tables();
-        // Nothing was done to them.
+        // Nothing was written to them.
         self.attempt().open.clear();
         self.end();
     }
 
-    /// Look where the row is that a change is about, where that is simple: in a plain table that
-    /// this process has changed before, and that nobody locks now. Whether it was looked for.
+    /// Looks up the place of a change's row, if that is simple: in a plain table that this process
+    /// has changed before, and that no session locks at present. Returns whether the row was looked
+    /// up.
     ///
     /// # Errors
-    /// As [`Session::change`], of which all come again when the change is applied.
+    /// As [`Session::change`]; each comes again when the change is applied.
     pub fn look_ahead(&mut self, change: &Change<'_>) -> Result<bool, PgError> {
         let purpose = match change.operation {
             Operation::Insert => return Ok(false),
@@ -59,8 +59,8 @@ impl Session {
         Ok(was_sought)
     }
 
-    /// The plain table that a relation of the stream goes to, open; `None` where it would have to
-    /// be waited for, or set up.
+    /// Opens the plain table that a relation of the stream goes to; returns `None` if it would have
+    /// to be waited for, or set up.
     fn open_to_look(&mut self, schema: u32) -> Option<Key> {
         let route = self.routes.get(&schema)?;
         if !generation::is_current(route.generation) || route.from_lsn.is_none() {
@@ -73,7 +73,8 @@ impl Session {
         Some(key)
     }
 
-    /// The values of the key by which rows of the table are found; `None` where it has none.
+    /// Returns the values of the key by which rows of the table are found; `None` if there is no
+    /// key.
     fn key_values(&mut self, image: &Image<'_>, key: Key) -> Result<Option<RowValues>, PgError> {
         let Some(target) = self.tables.get_mut(key) else {
             return Ok(None);

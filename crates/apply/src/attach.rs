@@ -1,8 +1,8 @@
-//! Applying inside a transaction that somebody else opened and will end: what `braid.ingest` does.
-//! Run by any session.
+//! Applies changes inside a transaction that the caller has opened and will end: used by
+//! `braid.ingest`. Run by any session.
 //!
-//! Several source transactions may be applied: they count as a batch whose versions the caller
-//! stores when it is known which timestamp the local commit will have.
+//! Several source transactions may be applied. They count as a batch; the caller stores its
+//! versions when the timestamp of the local commit is known.
 
 use braid_gir::Begin;
 use braid_postgres::error::PgError;
@@ -13,9 +13,10 @@ use super::{Session, generation};
 pub use super::batch::Versions;
 
 impl Session {
-    /// Begin to apply what follows `begin` in the open transaction.
+    /// Begins to apply the transaction of `begin` in the open local transaction.
     pub fn attach(&mut self, begin: &Begin<'_>) {
-        // What this transaction itself did to tables is not announced to it by now in every case.
+        // Invalidations for what this transaction itself did to tables may not have been processed
+        // yet.
         generation::begin();
         self.begin_attempt();
         self.show(begin);
@@ -28,8 +29,8 @@ impl Session {
         self.enter_change();
     }
 
-    /// End what [`Session::attach`] began: everything is closed, the transaction stays open. Gives
-    /// the versions of the rows that were written.
+    /// Ends what [`Session::attach`] began: everything is closed, the transaction stays open.
+    /// Returns the versions of the rows that were written.
     ///
     /// # Errors
     /// As [`Session::change`].
@@ -37,14 +38,14 @@ impl Session {
         self.finish()?;
         let versions = self.attempt().written.take();
         self.end_attempt();
-        // The one that `attach`, or a join after it, pushed.
+        // The snapshot that `attach`, or a join after it, pushed.
         snapshot::pop();
         transaction::next_command();
         Ok(versions)
     }
 
-    /// Frees what the session holds, its memory included. To be called when it is detached, or when
-    /// the transaction that it was attached to was rolled back.
+    /// Frees the session and its memory. Called when it is detached, or when its transaction was
+    /// rolled back.
     pub fn discard(mut self) {
         self.drop_attempt();
         self.tables.discard();

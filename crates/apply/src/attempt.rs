@@ -1,10 +1,10 @@
-//! One attempt at a transaction, by how long its parts live. Run by the appliers.
+//! State of one attempt at a transaction, by how long its parts live. Run by the appliers.
 //!
 //! | value | lives |
 //! |---|---|
 //! | [`Attempt`] | from the begin of a local transaction to its commit or rollback; dropped whole |
 //! | [`RetryHints`] | from an attempt that was rolled back to the next attempt at the transaction |
-//! | [`Piece`] | from the commit of a piece of a transaction to the begin of the next piece |
+//! | [`Piece`] | from the commit of a chunk of a transaction to the begin of the next chunk |
 //! | [`Uncounted`] | from a commit to its counting |
 //! | [`Buffers`] | as long as the session; memory alone, and empty between attempts |
 //!
@@ -30,56 +30,56 @@ use super::target::Key;
 use super::transaction::Current;
 use super::user::UserSwitch;
 
-/// The local transaction in hand, and the source's transaction that it is for.
+/// The current local transaction, and the source's transaction that it is for.
 #[derive(Debug, Default)]
 pub(super) struct Attempt {
     pub(super) current: Option<Current>,
-    /// Version of the row that the change in hand, or the next one, has replaced at its node: Unix
+    /// Version of the row that the current change, or the next one, has replaced at its node: Unix
     /// microseconds and node.
     pub(super) replaced: Option<(i64, String)>,
     /// Image of the former key of the row that the current change, or the next one, inserts.
     pub(super) former_key: Option<Vec<u8>>,
-    /// Values that the provider was asked for, of the row that the current change inserts.
+    /// Values that the provider sent, when asked, for the row that the current change inserts.
     pub(super) answers: Option<Answers>,
-    /// Some values of the row that the current change inserts may be another row's.
+    /// Some values of the row that the current change inserts may be those of another row.
     pub(super) is_unverified: bool,
-    /// The newest timestamp of the batch in hand.
+    /// The newest timestamp of the current batch.
     pub(super) newest: i64,
-    /// Tables that it has open.
+    /// Tables that the attempt has opened.
     pub(super) open: Vec<Key>,
-    /// A table that it has open is not plain.
+    /// At least one of them is not plain.
     pub(super) has_rules: bool,
-    /// The table that has values for the row that the change in hand inserts.
+    /// The table whose slot has values for the row that the current change inserts.
     pub(super) given_to: Option<Key>,
     pub(super) user: UserSwitch,
     /// Rows that are written together later.
     pub(super) held: Held,
-    /// Versions of its rows, as far as its commit does not tell them.
+    /// Versions of rows that the commit's timestamp does not carry.
     pub(super) written: WrittenVersions,
-    /// Rows that are not written because of others, as far as the other nodes are not told of them.
+    /// Incoming rows that lose to local ones, and whose deletion is not announced yet.
     pub(super) kept_out: KeptOut,
-    /// Rows have left within this attempt only: it is rolled back at its end, and they leave before
-    /// the next one.
+    /// Rows have been deleted within this attempt only. It is rolled back at its end, and the rows
+    /// are deleted for good before the next attempt.
     pub(super) is_to_be_repeated: bool,
-    /// Rows that have left so, of which a change ends the attempt: hashes of their keys.
+    /// Hashes of the keys of such rows. A change of one of them ends the attempt.
     pub(super) left_for_now: HashSet<u64>,
-    /// Rows that met others under deferrable constraints, of tables that are closed meanwhile.
+    /// Rows that conflicted under deferrable constraints, of tables that have been closed since.
     pub(super) unchecked: Vec<(Key, Unchecked)>,
-    /// Hashes of the rows that functions were asked about.
+    /// Hashes of the rows for which functions were called.
     pub(super) asked_about: Vec<u64>,
-    /// Removals that are not written down yet.
+    /// Deletions that are not stored yet.
     pub(super) removals: HeldRemovals,
     /// Rows added to tables without a key.
     pub(super) added: Added,
-    /// Tables that it has emptied, to be counted.
+    /// Tables that the attempt has truncated, to be counted.
     pub(super) truncated: Vec<u32>,
     pub(super) counts: Counts,
-    /// Its conflicts.
+    /// Conflicts of the attempt, to be counted.
     pub(super) tally: Tally,
 }
 
 impl Attempt {
-    /// An attempt that knows nothing yet, with memory to use.
+    /// A new attempt that uses the memory of earlier ones.
     pub(super) fn with(buffers: &mut Buffers) -> Self {
         let buffers = std::mem::take(buffers);
         Self {
@@ -91,7 +91,7 @@ impl Attempt {
         }
     }
 
-    /// Forgets what came with a change, or was asked about it.
+    /// Forgets what came with a change, and the answers about it.
     pub(super) fn forget_told(&mut self) {
         self.replaced = None;
         self.former_key = None;
@@ -99,8 +99,8 @@ impl Attempt {
         self.is_unverified = false;
     }
 
-    /// The end of it. Returns the open tables, the counts and the truncated tables; `buffers` gets
-    /// the memory.
+    /// Ends the attempt. Returns the open tables, the counts and the truncated tables; `buffers`
+    /// gets the memory.
     pub(super) fn end(mut self, buffers: &mut Buffers) -> Uncounted {
         self.kept_out.clear();
         self.added.clear();
@@ -117,13 +117,13 @@ impl Attempt {
         }
     }
 
-    /// Write down what is held back.
+    /// Stores the deletions that were held back.
     pub(super) fn store_removals(&mut self) -> Result<(), PgError> {
         let is_unsettled = self.current.as_ref().is_some_and(|now| now.unsettled);
         self.removals.store(is_unsettled)
     }
 
-    /// Whether the source's transaction runs at the provider.
+    /// Whether the source's transaction is in progress at the provider.
     pub(super) fn runs(&self) -> bool {
         self.current.as_ref().is_some_and(|current| current.runs)
     }
@@ -134,7 +134,7 @@ impl Attempt {
     }
 }
 
-/// Memory that one attempt leaves for the next.
+/// Memory that one attempt leaves to the next.
 #[derive(Debug, Default)]
 pub(super) struct Buffers {
     pub(super) open: Vec<Key>,
@@ -143,25 +143,25 @@ pub(super) struct Buffers {
     added: Added,
 }
 
-/// The next attempt at a transaction starts with these.
+/// Hints that the next attempt at a transaction starts with.
 #[derive(Debug, Default)]
 pub(super) struct RetryHints {
-    /// Rows that are equal under further unique keys are looked for before each write.
+    /// Before each write, look for local rows that are equal under further unique keys.
     pub(super) check_other_keys: bool,
-    /// Rows that are to leave before it.
+    /// Rows to delete before the attempt.
     pub(super) evictions: Vec<Eviction>,
-    /// Calls of conflict functions that are to be made before it.
+    /// Calls of conflict functions to make before the attempt.
     pub(super) calls: Vec<Call>,
-    /// Rows of the transaction that is committed at this position, by their hashes, of which the
-    /// others were told that they are dead.
+    /// Incoming rows whose deletion is announced: the commit position of their transaction, and
+    /// their hashes.
     pub(super) displaced: (u64, HashSet<u64>),
-    /// Why the transaction, which was to be prepared, can't be.
+    /// The reason why the transaction can't be applied before its commit.
     pub(super) waits_for_commit: Option<&'static str>,
 }
 
 impl RetryHints {
-    /// The transaction in hand can't be prepared: its meeting with a row is to be decided once it
-    /// has committed.
+    /// Returns an error that ends the attempt, because a conflict can only be decided once the
+    /// transaction has committed.
     pub(super) fn wait_for_commit(&mut self, reason: &'static str) -> PgError {
         self.waits_for_commit = Some(reason);
         PgError::new(
@@ -171,13 +171,13 @@ impl RetryHints {
         .with_detail(reason)
     }
 
-    /// Another transaction begins: nothing has to leave or to be called for it.
+    /// Another transaction begins: forgets evictions and calls.
     pub(super) fn forget_preparations(&mut self) {
         self.evictions.clear();
         self.forget_calls();
     }
 
-    /// Forget calls that were to be made.
+    /// Forgets calls that were to be made.
     pub(super) fn forget_calls(&mut self) {
         std::mem::take(&mut self.calls)
             .into_iter()
@@ -185,7 +185,7 @@ impl RetryHints {
     }
 }
 
-/// State of a transaction between two of its pieces.
+/// State of a transaction between two of its chunks.
 #[derive(Debug)]
 pub(super) struct Piece {
     pub(super) current: Option<Current>,

@@ -1,25 +1,28 @@
 //! Batches: transactions of one origin that are committed here as one, and the true versions of
 //! their rows. Run by the appliers.
 //!
-//! A local commit has one commit timestamp, but a row's version is that of the source's transaction
-//! that wrote it. So the commit that ends a batch carries the newest timestamp, and, in the same
-//! transaction, a row of `braid.batch` says for each row of the batch that is older which it has:
-//! by a hash of table and key, as the row's place changes when a table is rewritten. Two rows with
-//! one hash in one batch are told apart by neither; the later one's version then counts for both.
-//! Where that matters, as several nodes write to a table without a key, a batch in which two
-//! transactions have written identical rows is given up, and they are applied one by one.
+//! Example. T1 (10:00) writes row 1, T2 (10:05) writes row 2, and both are committed here as one
+//! transaction of 10:05. A change of row 1 from another node, made at 10:03, must win over T1. But
+//! by its commit, row 1 is of 10:05.
+//!
+//! So the commit that ends a batch carries the newest timestamp. In the same transaction, a row of
+//! `braid.batch` has the true timestamp of each older row of the batch. A row is identified by a
+//! hash of table and key, because its place changes when the table is rewritten. If two rows of a
+//! batch have the same hash, the later one's version counts for both. That matters for tables
+//! without a key that several nodes write to: if two transactions of a batch have written identical
+//! rows of such a table, the batch is given up and applied one by one.
 //!
 //! `versions` is pairs of little-endian 64-bit numbers: the hash, and the timestamp in microseconds
 //! since 1970-01-01 UTC.
 //!
-//! Rows that the user's function made of two (`braid_bgworker::merge`), or a losing change has
-//! added to (`braid_bgworker::column_rule`), are written down too, batch or not, in `merged`: hash,
-//! timestamp, and 16 bits for the origin's number here, little-endian. These have a version of
-//! another origin, or one that does not tell all that is in them. They are kept for longer: until
-//! whoever wrote one half has surely heard of the other.
+//! `merged` has rows that a conflict function made of two (`braid_bgworker::merge`), or that a
+//! losing change has added to (`braid_bgworker::column_rule`), in a batch or not: hash, timestamp,
+//! and 16 bits for the origin's local number, little-endian. Their version is of another origin, or
+//! does not tell all that is in them. They are kept for longer: until the writer of each half has
+//! surely received the other.
 //!
-//! It is asked only when versions decide: a change that comes straight from the origin that wrote
-//! the row is newer anyway.
+//! `braid.batch` is only read if versions decide. A change that comes straight from the origin that
+//! wrote the row is newer in any case.
 
 use std::collections::HashSet;
 use std::ops::ControlFlow;
@@ -39,20 +42,19 @@ use pgrx::pg_sys;
 use super::number_map::NumberMap;
 use super::version::{Stamp, is_own};
 
-/// Batches whose versions are remembered by a process.
+/// Number of batches whose versions a process remembers.
 const REMEMBERED: usize = 64;
 /// Columns of `braid.batch`.
 const COLUMNS: usize = 4;
-/// Of these, from 0, `versions` and `merged`.
+/// Positions of `versions` and `merged` among them, from 0.
 const TIMES: usize = 2;
 const MERGED: usize = 3;
 /// Bytes of a row in `merged`.
 const MERGED_BYTES: usize = 18;
-/// For how long merged rows are known to be some, in microseconds, beyond what holds for batches:
-/// 30 days.
+/// Time for which merged rows are kept beyond what holds for batches, in microseconds: 30 days.
 pub const KEEP_MERGED: i64 = 30 * 86_400 * 1_000_000;
 
-/// A row that was made of several, and its version.
+/// A merged row, and its version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Merged {
     hash: u64,
@@ -60,7 +62,7 @@ pub struct Merged {
     origin: ReplOriginId,
 }
 
-/// Versions that rows have, where the commit does not tell.
+/// Versions of rows that the commit's timestamp does not carry.
 #[derive(Debug, Clone, Default)]
 pub struct Versions {
     /// Hash and timestamp of each row.
@@ -70,7 +72,7 @@ pub struct Versions {
 }
 
 impl Versions {
-    /// What was written after that, too.
+    /// Adds versions that were written later.
     pub fn extend(&mut self, later: Self) {
         if !self.merged.is_empty() {
             let times = later.times.iter().map(|(hash, _)| *hash);
@@ -85,17 +87,18 @@ impl Versions {
     }
 }
 
-/// Versions of rows that the attempt in hand has written, as far as its commit does not tell them.
+/// Versions of rows that the current attempt has written, and that its commit's timestamp does not
+/// carry.
 #[derive(Debug, Default)]
 pub struct WrittenVersions {
-    /// Those of the batch in the making.
+    /// Rows of the current batch; `None` without a batch.
     making: Option<Vec<(u64, i64)>>,
-    /// Rows of tables without a key that the batch in the making has written: how many by which
-    /// hash, and the time of the transaction.
+    /// Rows of tables without a key that the current batch has written, by hash: the time of their
+    /// transaction, and their number.
     alike: NumberMap<u64, (i64, usize)>,
-    /// Some of them are identical, but of several transactions.
+    /// Whether identical rows were written by different transactions of the batch.
     is_ambiguous: bool,
-    /// Of the transaction in hand, batch or not: by hash.
+    /// Merged rows of the current transaction, in a batch or not, by hash.
     merged: NumberMap<u64, Merged>,
 }
 
@@ -103,23 +106,23 @@ pub struct WrittenVersions {
 #[derive(Debug, Default)]
 pub struct KnownVersions {
     known: NumberMap<u32, Rc<Versions>>,
-    /// Whether there were batches when this process looked first.
+    /// Whether there were batches when this process first looked.
     found_some: Option<bool>,
 }
 
 impl WrittenVersions {
-    /// What is written from here on belongs to one batch.
+    /// Begins a batch.
     pub fn begin(&mut self) {
         self.making = Some(Vec::new());
     }
 
-    /// Whether a batch is in the making.
+    /// Whether a batch is being applied.
     #[must_use]
     pub fn is_making(&self) -> bool {
         self.making.is_some()
     }
 
-    /// The row with this hash was written by a transaction of this time.
+    /// Notes that the row with this hash was written by a transaction of this time.
     pub fn note(&mut self, hash: u64, timestamp: i64) {
         if !self.merged.is_empty() {
             self.merged.remove(&hash);
@@ -127,7 +130,8 @@ impl WrittenVersions {
         self.note_gone(hash, timestamp);
     }
 
-    /// A row of a table without a key, with this hash, was written by a transaction of this time.
+    /// Notes that a row of a table without a key, with this hash, was written by a transaction of
+    /// this time.
     pub fn note_alike(&mut self, hash: u64, timestamp: i64) {
         if self.making.is_none() {
             return;
@@ -140,22 +144,23 @@ impl WrittenVersions {
         }
     }
 
-    /// Such a row, which this local transaction has written, is gone. The time of the transaction
-    /// that it came with, if there is a batch.
+    /// Notes that a row of a table without a key, which this local transaction has written, was
+    /// removed. Returns the time of the transaction that brought it, if there is a batch.
     pub fn take_alike(&mut self, hash: u64) -> Option<i64> {
         let (timestamp, count) = self.alike.get_mut(&hash).filter(|(_, count)| *count > 0)?;
         *count -= 1;
         Some(*timestamp)
     }
 
-    /// The row that had this hash has another key now, by a transaction of this time.
+    /// Notes that a transaction of this time has deleted the row with this hash, or given it
+    /// another key.
     pub fn note_gone(&mut self, hash: u64, timestamp: i64) {
         if let Some(making) = self.making.as_mut() {
             making.push((hash, timestamp));
         }
     }
 
-    /// The row with this hash, just written, was made of several, and has this version.
+    /// Notes that the row with this hash, which was just written, is merged, and has this version.
     pub fn note_merged(&mut self, hash: u64, timestamp: i64, origin: ReplOriginId) {
         let row = Merged {
             hash,
@@ -165,7 +170,7 @@ impl WrittenVersions {
         self.merged.insert(hash, row);
     }
 
-    /// Whether the transaction in hand has rows that were made of several.
+    /// Whether the current transaction has merged rows.
     #[must_use]
     pub fn has_merged(&self) -> bool {
         !self.merged.is_empty()
@@ -176,11 +181,11 @@ impl WrittenVersions {
         self.is_ambiguous = false;
     }
 
-    /// Write down the versions of the batch that is about to be committed with the timestamp
-    /// `newest`.
+    /// Stores the versions of the batch that is about to be committed with the timestamp `newest`.
     ///
     /// # Errors
-    /// Whatever PostgreSQL raises; 40001 where they can't be written down.
+    /// Whatever PostgreSQL raises; 40001 if two transactions of the batch have written identical
+    /// rows.
     pub fn store(&mut self, newest: i64) -> Result<(), PgError> {
         if self.is_ambiguous {
             return Err(PgError::new(
@@ -218,8 +223,9 @@ impl KnownVersions {
         Ok(found)
     }
 
-    /// The version of a row that transaction `xid` wrote, given that of the transaction. `written`
-    /// has the versions of the attempt in hand, `hash` gives the row's.
+    /// Returns the version of a row that transaction `xid` wrote. `stamp` is the version of the
+    /// transaction, `written` has the versions of the current attempt, `hash` returns the row's
+    /// hash.
     ///
     /// # Errors
     /// Whatever PostgreSQL raises.
@@ -239,12 +245,12 @@ impl KnownVersions {
                 let row = written.merged.get(&hash());
                 return Ok(row.map_or(stamp, |row| Stamp::OwnMerged(row.timestamp, row.origin)));
             }
-            // By a piece of it that is committed, with what it has merged.
+            // Written by a committed chunk of it, perhaps merged.
             Stamp::Own => {}
             Stamp::Unversioned | Stamp::Merged(..) | Stamp::OwnMerged(..) => return Ok(stamp),
         }
-        // Allocations go with the transaction, instead of staying with the look-up that this is
-        // part of.
+        // Allocations are freed with the transaction. The memory of the look-up that calls this
+        // lives longer.
         memory::in_top_transaction(|| self.look_up(xid, stamp, hash))
     }
 
@@ -278,8 +284,8 @@ impl KnownVersions {
             return Ok(merged.map_or(stamp, |row| Stamp::OwnMerged(row.timestamp, row.origin)));
         };
         if let Some(row) = merged {
-            // Between two pieces of the transaction in hand, an older change of another node was
-            // merged with what the first one wrote.
+            // Between two chunks of the current transaction, an older change of another node was
+            // merged with a row of the first chunk.
             return Ok(if is_own(row.timestamp, row.origin) {
                 Stamp::OwnMerged(row.timestamp, row.origin)
             } else {
@@ -300,8 +306,8 @@ fn find_merged(rows: &[Merged], hash: u64) -> Option<&Merged> {
     rows.get(at)
 }
 
-/// Write down the versions that rows of transaction `xid` have, where they differ from that of its
-/// commit, which is to carry the timestamp `newest`.
+/// Stores the versions of rows of transaction `xid` that differ from that of its commit, which will
+/// carry the timestamp `newest`.
 ///
 /// # Errors
 /// Whatever PostgreSQL raises.
@@ -310,7 +316,7 @@ pub fn store(xid: impl FnOnce() -> u64, versions: Versions, newest: i64) -> Resu
         times: mut versions,
         merged,
     } = versions;
-    // Of one row the last counts; sorting is stable.
+    // If a row is there twice, the last counts; sorting is stable.
     versions.reverse();
     versions.sort_by_key(|(hash, _)| *hash);
     versions.dedup_by_key(|(hash, _)| *hash);
@@ -348,7 +354,7 @@ pub fn store(xid: impl FnOnce() -> u64, versions: Versions, newest: i64) -> Resu
     Ok(())
 }
 
-/// The versions of a batch, sorted by hash; without an id those of any.
+/// Reads the versions of a batch, sorted by hash; without an id, those of any batch.
 fn read(xid: Option<u64>) -> Result<Option<Versions>, PgError> {
     let index =
         braid_postgres::names::find_table("braid", "batch_pkey")?.unwrap_or(pg_sys::InvalidOid);
@@ -357,7 +363,7 @@ fn read(xid: Option<u64>) -> Result<Option<Versions>, PgError> {
         value: i64::try_from(xid).unwrap_or(i64::MAX),
     });
     let mut versions = None;
-    // A batch that was committed with the row that is looked at has to be seen.
+    // A batch that was committed together with the row in question must be visible.
     table_scan::each::<COLUMNS>(own_table("batch")?, by, Sees::Committed, |row| {
         let times = row.with_bytes(TIMES, |bytes| {
             let (pairs, _) = bytes.as_chunks::<16>();
@@ -378,7 +384,7 @@ fn read(xid: Option<u64>) -> Result<Option<Versions>, PgError> {
     Ok(versions)
 }
 
-/// Transactions, by their full ids, that have written rows that were made of several.
+/// Returns the transactions, by their full ids, that have written merged rows.
 ///
 /// # Errors
 /// Whatever PostgreSQL raises.

@@ -1,16 +1,15 @@
 //! Bulk inserts: consecutive inserts into one plain table are held back for a moment, and written
 //! together. Run by the appliers.
 //!
-//! What is saved: a WAL record, a buffer lock and a search for a page for each row; and for keys
-//! that come in order the look-up of each. Nothing is given up. All keys are looked up before the
-//! first row is written, and a row that meets something, be it only the trace of a deletion that
-//! decides against it, goes the ordinary way, alone. A session that inserts a key of the rows in
-//! between makes this fail with a unique violation; the transaction is then applied again, row by
-//! row.
+//! That saves a WAL record, a buffer lock and a search for a page for each row; and for keys in
+//! order, the look-up of each. All keys are looked up before the first row is written. A row that
+//! conflicts with another one, or with a newer deletion, is applied alone in the ordinary way. If a
+//! session inserts one of the keys in between, that is a unique violation; the transaction is then
+//! applied again, row by row.
 //!
-//! Held back are rows of the open transaction whose table is locked since they came: its shape, and
-//! what was decided about it, stays. Whatever else the transaction does comes after
-//! [`Session::flush`].
+//! The rows belong to the open transaction, and their table is locked since the first of them came.
+//! So its shape, and the decision to hold them back, stay valid. Anything else that the transaction
+//! does comes after [`Session::flush`].
 
 use braid_bgworker::conflict::{Action, decide_insert};
 use braid_gir::{Change, Operation};
@@ -31,27 +30,27 @@ use super::table::{OpenTable, RowValues};
 use super::target::Key;
 use super::{Current, Session};
 
-/// Rows that are held back at most.
+/// Largest number of rows that are held back.
 const ROWS: usize = 1000;
-/// Bytes of their values after which no more are held back: one row may be larger.
+/// Bytes of values after which no more rows are held back. A single row may be larger.
 const BYTES: usize = 1 << 20;
-/// Fewer than these are written one by one.
+/// Fewer rows than these are written one by one.
 const FEWEST: usize = 4;
-/// After a range of keys that was not free, the next so many chunks are not asked for theirs.
+/// Number of chunks whose ranges of keys are not looked up, after a range that was not free.
 const PAUSE: u32 = 15;
 
 /// A row that is held back.
 #[derive(Debug)]
 pub struct Row {
-    /// Its values, in [`Bulk::context`].
+    /// Values of the row, in [`Bulk::context`].
     pub values: RowValues,
-    /// Its transaction, in [`Held::currents`].
+    /// Index of the row's transaction in [`Held::currents`].
     pub current: usize,
-    /// Its version's timestamp.
+    /// Timestamp of the row's version.
     pub timestamp: i64,
 }
 
-/// Rows that an attempt holds back: all of one table.
+/// Rows that an attempt holds back, all of one table.
 #[derive(Debug, Default)]
 pub struct Held {
     target: Option<(Key, u32)>,
@@ -61,7 +60,7 @@ pub struct Held {
 }
 
 impl Held {
-    /// Nothing, with the same memory.
+    /// Returns an empty one that uses the memory of this one.
     pub fn emptied(mut self) -> Self {
         self.rows.clear();
         self.currents.clear();
@@ -78,10 +77,10 @@ impl Held {
     }
 }
 
-/// Whether rows are held back, and memory for them.
+/// Switch for bulk inserts, and their memory.
 #[derive(Debug)]
 pub struct Bulk {
-    /// Whether any are to be.
+    /// Whether rows may be held back.
     allowed: bool,
     context: Scratch,
     order: Vec<u32>,
@@ -96,7 +95,7 @@ impl Bulk {
         }
     }
 
-    /// Free the values of rows that were held back.
+    /// Frees the values of rows that were held back.
     pub fn reset(&mut self) {
         // SAFETY: nothing refers to the values any more: they were copied into the table, or are
         // rolled back. Rows that are kept to be used again are filled anew.
@@ -105,7 +104,7 @@ impl Bulk {
 }
 
 impl Session {
-    /// Whether rows of the next transaction may be held back and inserted together.
+    /// Sets whether rows of the next transaction may be held back and inserted together.
     pub fn allow_bulk(&mut self, allowed: bool) {
         self.bulk.allowed = allowed;
     }
@@ -115,14 +114,14 @@ impl Session {
         self.bulk.allowed
     }
 
-    /// Drop the rows that are held back: they are rolled back.
+    /// Drops the rows that are held back: they are rolled back.
     pub(super) fn drop_held(&mut self) {
         let attempt = self.attempt();
         attempt.held = std::mem::take(&mut attempt.held).emptied();
         self.bulk.reset();
     }
 
-    /// Hold an inserted row back, or insert it.
+    /// Holds an inserted row back, or inserts it.
     pub(super) fn insert_later(&mut self, change: &Change<'_>) -> Result<(), PgError> {
         let schema = change.header.schema.0;
         let held = &self.attempt().held;
@@ -163,7 +162,7 @@ impl Session {
         Ok(())
     }
 
-    /// Inserts a row that cannot be held back, after those that are.
+    /// Inserts a row that can't be held back, after those that are.
     fn insert_alone(&mut self, change: &Change<'_>) -> Result<(), PgError> {
         self.flush()?;
         let schema = change.header.schema.0;
@@ -207,7 +206,7 @@ impl Session {
     /// Whether rows of a table can be written together.
     fn takes_bulk(&self, key: Key) -> bool {
         self.tables.get(key).is_some_and(|target| {
-            // Who has written a register is remembered of each row.
+            // For a register, the writer of each row is stored.
             !target.plan.column_rules.has_registers()
                 && target.table.as_ref().is_some_and(|table| {
                     table.is_plain() && table.has_key() == target.plan.key.is_some()
@@ -215,7 +214,7 @@ impl Session {
         })
     }
 
-    /// Write what is held back.
+    /// Writes the rows that are held back.
     ///
     /// # Errors
     /// As [`Session::change`].
@@ -272,8 +271,8 @@ impl Session {
         Ok(())
     }
 
-    /// Write the rows that meet nothing; gives the numbers of the others, in the order in which
-    /// they came.
+    /// Writes the rows without conflicts. Returns the numbers of the others, in their order in the
+    /// stream.
     fn insert_together(
         &mut self,
         key: Key,
@@ -294,7 +293,8 @@ impl Session {
             })
         };
         if !has_key && (self.tables.may_meet_tombstone(key, all()) || may_meet_removal()) {
-            // The table was truncated by something that may be newer, or one of the rows taken out.
+            // The table was truncated by a transaction that may be newer, or one of the rows was
+            // removed.
             refused.extend(order.drain(..).map(|number| number as usize));
         } else if has_key
             && (!self.sort_and_probe(key, rows, &mut order)?
@@ -348,8 +348,8 @@ impl Session {
         Ok(refused)
     }
 
-    /// Put the rows' numbers in the order of their keys. True when none of them can meet a row, or
-    /// the trace of one in the index.
+    /// Sorts the rows' numbers in the order of their keys. Returns true if the index has neither a
+    /// row nor a dead entry for any of them.
     fn sort_and_probe(
         &mut self,
         key: Key,
@@ -389,8 +389,8 @@ impl Session {
         Ok(free)
     }
 
-    /// Look up the rows' keys, in this order. Those of rows that can be written are given back, in
-    /// the same order; the others are refused.
+    /// Looks up the rows' keys, in this order. Returns the numbers of the rows that can be written,
+    /// in the same order; the others are added to those that are refused.
     fn look_up_all(
         &mut self,
         key: Key,
@@ -410,7 +410,7 @@ impl Session {
                 continue;
             };
             if shown != row.current {
-                // What decides about trust in versions.
+                // Needed to decide whether a version can be trusted.
                 self.attempt().current = Some(current.clone());
                 self.show_versions();
                 shown = row.current;
@@ -435,8 +435,8 @@ impl Session {
 }
 
 impl OpenTable {
-    /// Insert rows into a plain table, together. Gives slots with what was inserted, in the current
-    /// memory context.
+    /// Inserts rows into a plain table, together. Returns slots with the inserted rows, in the
+    /// current memory context.
     pub(super) fn insert_many<'a>(
         &mut self,
         rows: impl Iterator<Item = &'a RowValues>,

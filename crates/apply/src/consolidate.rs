@@ -1,8 +1,8 @@
-//! Consolidation: the changes of a batch's transactions, or of one, joined into one for each row
-//! where that comes to the same (`braid_bgworker::consolidate`), carried out. Run by the appliers.
+//! Consolidation: joins the changes of a batch's transactions, or of one, into one change for each
+//! row, if the result is the same (`braid_bgworker::consolidate`). Run by the appliers.
 //!
-//! A net change is written when its first change meets no conflict; in all other cases its changes
-//! are applied one by one, as they would have been. The row's version is that of its last change.
+//! A net change is written if its first change has no conflict. Otherwise its changes are applied
+//! one by one. The row's version is that of its last change.
 
 use std::cmp::Ordering;
 use std::rc::Rc;
@@ -27,7 +27,7 @@ use super::table::{OpenTable, RowValues};
 use super::target::Key;
 use super::write::Written;
 
-/// Changes that are joined at most: of a batch all.
+/// Largest number of changes that are joined: all of a batch.
 const LIMIT: u32 = 1 << 20;
 
 /// One record of a batch, and the number of its transaction.
@@ -39,16 +39,16 @@ pub enum Item<'a> {
     Truncate(usize, Truncate<'a>),
 }
 
-/// The values of a key, exactly as they came.
+/// The values of a key, byte for byte.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct ExactKey<'a>(Vec<Value<'a>>);
 
-// A NaN is not equal to itself; then a row is taken for another one with its hash, which is applied
+// A NaN is not equal to itself. Then a row counts as another one with the same hash, and is applied
 // by itself.
 impl Eq for ExactKey<'_> {}
 
 impl ExactKey<'_> {
-    /// The order of most indexes, for speed alone.
+    /// Compares as most indexes do; only for speed.
     pub(super) fn order(&self, other: &Self) -> Ordering {
         for pair in self.0.iter().zip(&other.0) {
             let order = match pair {
@@ -66,14 +66,14 @@ impl ExactKey<'_> {
     }
 }
 
-/// A net change. Its columns are put together when it is written, from those of its parts.
+/// A net change. When it is written, its columns are made of those of its parts.
 pub(super) type Joined<'a> = Net<ExactKey<'a>, ()>;
 
 /// Tables whose changes may be joined, by schema number; with the columns of their key.
 type Eligible = NumberMap<u32, Option<(u32, Vec<usize>)>>;
 
 impl Session {
-    /// Apply changes of the transaction in hand, each of which has number 0.
+    /// Applies changes of the current transaction, each of which has number 0.
     ///
     /// # Errors
     /// As [`Session::change`].
@@ -95,8 +95,8 @@ impl Session {
         self.apply_joined(&[begin], items)
     }
 
-    /// What follows belongs to one of a batch's transactions. A single one is shown already, and
-    /// more may be known of it than its begin tells.
+    /// Makes one of a batch's transactions the current one. A single transaction is the current one
+    /// already, and more may be known of it than its begin tells.
     pub(super) fn show_part(&mut self, begins: &[Begin<'_>], number: usize) {
         if begins.len() > 1
             && let Some(begin) = begins.get(number)
@@ -105,7 +105,7 @@ impl Session {
         }
     }
 
-    /// Apply the records of a batch whose transactions began with `begins`. The batch is open.
+    /// Applies the records of a batch whose transactions began with `begins`. The batch is open.
     ///
     /// # Errors
     /// As [`Session::change`].
@@ -179,8 +179,8 @@ impl Session {
         }
     }
 
-    /// Whether changes of a relation may be joined: then the table, and which of its columns are
-    /// the key.
+    /// Returns whether changes of a relation may be joined: if so, its table, and which of its
+    /// columns are the key.
     fn eligible(
         &mut self,
         known: &mut Eligible,
@@ -193,8 +193,8 @@ impl Session {
             None => None,
             Some((key, _, _)) => {
                 let target = self.tables.target(key)?;
-                // A function is asked about each change by itself: what its writer had seen may
-                // decide. And where columns are registers, who has written which is remembered of
+                // A function is called for each change by itself, because its answer may depend on
+                // what the writer had seen. With registers, the writer of each column is stored for
                 // each change.
                 let simple = !target.plan.rules.asks()
                     && !target.plan.column_rules.has_registers()
@@ -212,8 +212,8 @@ impl Session {
         Ok(found)
     }
 
-    /// Write a net change. False, and nothing is written, when its parts have to be applied one by
-    /// one.
+    /// Writes a net change. Returns false, and writes nothing, if its parts have to be applied one
+    /// by one.
     pub(super) fn apply_net(
         &mut self,
         net: &Joined<'_>,
@@ -236,8 +236,8 @@ impl Session {
             (PartOperation::Insert, Action::Insert(_)) => (false, Effect::Write),
             (PartOperation::Update, Action::Update(_)) => (true, Effect::Write),
             (PartOperation::Update, Action::Delete) => (true, Effect::Remove),
-            // A replaced row's other columns go back to their defaults, a vanished one leaves a
-            // trace: both come of the parts.
+            // A replaced row's other columns get their defaults again, and a deleted row needs a
+            // tombstone: the parts do both.
             _ => return Ok(false),
         };
         let columns = if effect == Effect::Write {
@@ -284,7 +284,7 @@ impl Session {
                 )?;
                 let changes = net.parts.iter().filter_map(|number| part(Some(number)));
                 let changes = changes.map(|(_, change)| change);
-                // A row that lacks values is not written before they are asked for.
+                // A row that lacks values is not written before the provider was asked for them.
                 if !exists && self.tables.has_gaps(key, &values) {
                     return Ok(false);
                 }
@@ -340,7 +340,7 @@ impl Session {
         });
     }
 
-    /// A row that has only the key.
+    /// Returns a row that has only the key.
     fn sought(&mut self, key: Key, exact: &ExactKey<'_>) -> Result<RowValues, PgError> {
         let columns: Vec<usize> = self
             .tables
@@ -354,7 +354,7 @@ impl Session {
         self.row(key, columns.into_iter().zip(exact.0.iter().copied()))
     }
 
-    /// The values of a local row, from those of some of the stream's columns.
+    /// Returns the values of a local row, given those of some of the stream's columns.
     fn row<'a>(
         &mut self,
         key: Key,
@@ -382,8 +382,8 @@ impl Session {
     }
 }
 
-/// A change, as consolidation takes it; `None` when its key is not there. `columns` are those of
-/// the key; `hashes` is room for its hashes.
+/// Returns a change in the form that consolidation uses; `None` if its key is missing. `columns`
+/// are those of the key; `hashes` is memory for its hashes.
 pub(super) fn part<'c, 'a>(
     begin: &Begin<'_>,
     change: &Change<'a>,
@@ -418,14 +418,14 @@ pub(super) fn part<'c, 'a>(
         columns: Vec::new(),
         version: PartVersion {
             timestamp: begin.commit_timestamp,
-            // All of a batch have one origin.
+            // All transactions of a batch have one origin.
             origin: 0,
         },
         from_origin: begin.origin.is_empty(),
     }))
 }
 
-/// The values of some columns of an image; `None` when one of them is not in it.
+/// Returns the values of some columns of an image; `None` if one of them is missing.
 fn exact<'a>(image: Image<'a>, columns: &[usize]) -> Result<Option<ExactKey<'a>>, PgError> {
     let last = columns.iter().max().map_or(0, |last| last + 1);
     let values: Vec<Value<'a>> = image.values().take(last).collect::<Result<_, _>>()?;
@@ -438,8 +438,8 @@ fn exact<'a>(image: Image<'a>, columns: &[usize]) -> Result<Option<ExactKey<'a>>
     Ok(columns.iter().map(of).collect::<Option<_>>().map(ExactKey))
 }
 
-/// What a row is after these changes of it, the last one of which is given first; `None` in a
-/// column that is as it was before them.
+/// Returns a row after these changes of it, the last of which comes first. A column is `None` if no
+/// change has set it.
 fn joined_columns<'b, 'a: 'b>(
     changes: impl Iterator<Item = &'b Change<'a>>,
 ) -> Result<Vec<Option<Value<'a>>>, PgError> {
@@ -455,8 +455,8 @@ fn joined_columns<'b, 'a: 'b>(
                 *place = Some(value);
             }
         }
-        // Mostly so from the last one: only values that lie apart, and have not changed, are left
-        // out.
+        // Mostly true after the last change: only unchanged values that are stored out of line are
+        // missing.
         if change.operation != Operation::Update || columns.iter().all(Option::is_some) {
             break;
         }

@@ -1,12 +1,12 @@
-//! What no two rows of a table may share: unique indexes and exclusion constraints; and the rows
-//! that one of them keeps another row from. Run by the appliers.
+//! Unique indexes and exclusion constraints, and the rows that block another row under one of them.
+//! Run by the appliers.
 //!
-//! Rows are looked for as `check_exclusion_or_unique_constraint` of
-//! src/backend/executor/execIndexing.c (15 to 18) does it: with the constraint's own operators, in
-//! its own index; what a lossy index brings is compared again.
+//! Rows are looked up as in `check_exclusion_or_unique_constraint` of
+//! src/backend/executor/execIndexing.c (15 to 18): with the constraint's own operators, in its own
+//! index. Rows from a lossy index are compared again.
 //!
-//! A deferrable constraint is left to `deferred`: what it forbids may be so until the transaction
-//! ends. PostgreSQL's own triggers for that do not fire for what is replicated.
+//! Deferrable constraints are checked by `deferred`: rows may violate them until the transaction
+//! ends. PostgreSQL's own triggers for them do not fire for replicated changes.
 
 use braid_postgres::error::PgError;
 use braid_postgres::memory::within;
@@ -19,26 +19,26 @@ use super::table::OpenTable;
 
 /// `INDEX_MAX_KEYS` of src/include/pg_config_manual.h.
 const INDEX_MAX_KEYS: usize = 32;
-/// When a constraint is to hold.
+/// Time at which a constraint must hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Checked {
     /// After each write.
     AtOnce,
-    /// When the transaction ends, whatever its own default is: an applied transaction is written
-    /// row by row, and has no statements.
+    /// When the transaction ends, whatever the constraint's own default is: a transaction is
+    /// applied row by row, and has no statements.
     AtTheEnd,
 }
 
-/// A row that met another one under a deferrable constraint when it was written.
+/// A row that conflicted with another one under a deferrable constraint when it was written.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Unchecked {
     pub(super) tid: pg_sys::ItemPointerData,
-    /// It took the place of one that was here.
+    /// Whether it replaced a local row.
     pub(super) exists: bool,
 }
 
 impl OpenTable {
-    /// The constraints of a kind that keep rows out of the table.
+    /// Returns the constraints of a kind that keep rows out of the table.
     fn constraints(&self, checked: Checked) -> Vec<TargetIndex<'_>> {
         let mut found = self.indexes();
         found.retain(|one| {
@@ -47,10 +47,10 @@ impl OpenTable {
         found
     }
 
-    /// The rows in the way of the one in the new slot, which takes the place of the one at `own`.
+    /// Returns the rows that block the one in the new slot, which replaces the one at `own`.
     ///
     /// # Errors
-    /// Whatever PostgreSQL raises while it waits for who is writing one.
+    /// Whatever PostgreSQL raises while it waits for the writer of a row.
     pub(super) fn in_the_way(
         &mut self,
         own: Option<pg_sys::ItemPointerData>,
@@ -74,14 +74,14 @@ impl OpenTable {
         Ok(rows)
     }
 
-    /// The row in the new slot was just written: remember it if it meets another one under a
-    /// constraint that is to hold when the transaction ends. Who writes the other one meanwhile
-    /// sees this one, or is seen here.
+    /// Notes the row in the new slot, which was just written, if it conflicts with another one
+    /// under a deferrable constraint. If another session writes the other row at the same time, at
+    /// least one of the two sees the other.
     pub(super) fn note_unchecked(&mut self, exists: bool) {
         if !self.deferrable {
             return;
         }
-        // A trigger may have had the row not written at all.
+        // A trigger may have prevented the write.
         let own = self.new_slot.tid();
         if own.ip_posid == 0 {
             return;
@@ -99,12 +99,12 @@ impl OpenTable {
         }
     }
 
-    /// Take a row that this transaction has written into the new slot, and into one that is to be
-    /// dropped; `None` if it is not there any more.
+    /// Reads a row that this transaction has written into the new slot, and into a second slot,
+    /// which the caller drops. Returns `None` if the row is gone.
     pub(super) fn written_at(&mut self, tid: pg_sys::ItemPointerData) -> Option<Slot> {
         self.new_slot.clear();
         let slot = self.make_slot();
-        // The table is not truncated since.
+        // The table has not been truncated since.
         if !slot.fetch(self.relation(), tid, Visible::ToItself) {
             return None;
         }
@@ -112,8 +112,8 @@ impl OpenTable {
         Some(slot)
     }
 
-    /// A look-up, in an index of this table, of rows that the one in the new slot meets; `None` if
-    /// it can meet none.
+    /// Returns a look-up, in an index of this table, of rows that conflict with the one in the new
+    /// slot; `None` if there can be none.
     fn look_up<'t>(&self, constraint: TargetIndex<'t>) -> Option<(IndexLookup, LookedFor<'t>)> {
         // SAFETY: the index is this table's. Both are open while it is looked through.
         unsafe {
@@ -131,8 +131,8 @@ impl OpenTable {
         }
     }
 
-    /// What to look for in an index, as the row in the new slot has it; `None` when the index has
-    /// no room for it, or it can meet nothing.
+    /// Returns the scan keys of the row in the new slot for an index; `None` if the index's
+    /// predicate excludes the row, or the row can't conflict.
     ///
     /// # Safety
     /// The index is this table's, and open.
@@ -170,7 +170,7 @@ impl OpenTable {
     }
 }
 
-/// The values of an index's key columns for the row in a slot, and which are null.
+/// Returns the values of an index's key columns for the row in a slot, and which are null.
 ///
 /// # Safety
 /// The executor state is that of the table; its context for rows is there.
@@ -192,7 +192,7 @@ unsafe fn values_of(
     (values, nulls)
 }
 
-/// Rows that are looked for in an index.
+/// Scan keys of rows that are looked for in an index.
 struct LookedFor<'t> {
     constraint: TargetIndex<'t>,
     keys: Vec<pg_sys::ScanKeyData>,
@@ -201,7 +201,7 @@ struct LookedFor<'t> {
 }
 
 impl LookedFor<'_> {
-    /// Whether the row in a slot, which a lossy index brought, is one that was looked for:
+    /// Whether the row in a slot, which came from a lossy index, is one that was looked for:
     /// `index_recheck_constraint` of src/backend/executor/execIndexing.c, 15 to 18.
     fn meets(&mut self, slot: &Slot) -> bool {
         // SAFETY: the index is open, and the executor state is that of its table. The keys are as

@@ -1,8 +1,8 @@
-//! A hash of what a change holds, for whoever has to know it again in another stream: without what
-//! depends on the stream, as the numbers of its schemas, or on what was sent before. Run by the
-//! appliers.
+//! A digest of a change's content that is the same in every stream: it leaves out what depends on
+//! the stream, such as the numbers of schemas and earlier records. Run by the appliers.
 //!
-//! It must stay as it is: hashes of hashes are stored (`braid.split_progress`).
+//! The digest must stay the same in all releases: digests of digests are stored
+//! (`braid.split_progress`).
 
 use braid_decoder::KeyHasher;
 use braid_gir::{Change, Image, Operation, Truncate};
@@ -27,10 +27,10 @@ impl Session {
         Ok(())
     }
 
-    /// Of a changed row.
+    /// Returns the digest of a changed row.
     ///
     /// # Errors
-    /// 08P01 when its schema is not known.
+    /// 08P01 if its schema is not known.
     pub fn content(&self, change: &Change<'_>) -> Result<u64, PgError> {
         let mut hasher = KeyHasher::new(match change.operation {
             Operation::Insert => 1,
@@ -43,7 +43,7 @@ impl Session {
         Ok(hasher.finish())
     }
 
-    /// Of a truncate.
+    /// Returns the digest of a truncate.
     ///
     /// # Errors
     /// As [`Session::content`].

@@ -1,11 +1,11 @@
-//! Versions of rows that an initial copy has brought (`workers/copy/versions.rs` writes them down).
-//! The commit of the copy tells none; and a change of a third node that comes after it may be older
-//! than what was copied.
+//! Versions of rows of the initial copy (`workers/copy/versions.rs` stores them). The commit of the
+//! copy does not tell a row's version, and a later change of a third node may be older than the
+//! row.
 //!
-//! A row is known by the hashes that its key has in the table that it was copied from
-//! ([`From::hashes`]): so deletions can be brought along too, of which the provider has nothing but
-//! these. Where keys are stored differently there (another encoding, an enum) nothing is found:
-//! then such a row is older than whatever comes.
+//! A record has the hashes of the row's key in the table that it was copied from
+//! ([`From::hashes`]). So deletions can be copied too: of a deleted row the provider has only these
+//! hashes. If keys are stored differently at the provider (another encoding, an enum), nothing is
+//! found. Then the row counts as older than every change.
 
 use std::cell::RefCell;
 use std::collections::hash_map::Entry;
@@ -46,22 +46,22 @@ use crate::identity_key;
 
 /// Columns of `braid.copied_table`.
 const COLUMNS: usize = 3;
-/// A table that somebody has to himself is waited for so long, by who only looks at its rows.
+/// Time that a reader of rows waits for a table that another session has locked exclusively.
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);
-/// Between two attempts at that.
+/// Pause between two attempts to lock it.
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
-/// From where rows were copied.
+/// Source of copied rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct From {
-    /// OID of the table here.
+    /// OID of the local table.
     relation: u32,
-    /// OID of the one there.
+    /// OID of the table at the provider.
     table: u32,
 }
 
 impl From {
-    /// Of a table whose rows were there when a statement has rewritten it.
+    /// Returns the source of rows of a table that a statement has rewritten: the table itself.
     pub(super) fn itself(relation: pg_sys::Oid) -> Self {
         let relation = relation.to_u32();
         Self {
@@ -70,8 +70,8 @@ impl From {
         }
     }
 
-    /// What a copied row is known by here, of which `there` gives the hashes in a table with that
-    /// OID.
+    /// Returns the hashes by which a copied row is identified here. `there` returns the provider's
+    /// hashes for a table with the given OID.
     pub fn hashes<F, T>(self, there: F) -> impl Iterator<Item = u64> + use<F, T>
     where
         F: FnOnce(u32) -> T,
@@ -81,21 +81,22 @@ impl From {
         hashes.map(move |hash| copied_hash(self.relation, hash))
     }
 
-    /// What a copied row of a table without a key is known by, whose hash is the same everywhere.
+    /// Returns the hash by which a copied row of a table without a key is identified here, given
+    /// `hash`, which is the same at all nodes.
     #[must_use]
     pub fn row_hash(self, hash: u64) -> u64 {
         copied_hash(self.relation, hash)
     }
 
-    /// The same of all rows of the table.
+    /// Returns the hash that stands for all rows of the table.
     #[must_use]
     pub fn table_hash(self) -> u64 {
         copied_hash(self.relation, table_hash(self.table))
     }
 }
 
-/// From where rows of this table, or of those of which it is a partition, were copied that are
-/// remembered. In a transaction, with the process's own rights.
+/// Returns the sources of remembered copied rows of this table, or of the tables of which it is a
+/// partition. In a transaction, with the process's own rights.
 ///
 /// # Errors
 /// Whatever PostgreSQL raises.
@@ -115,17 +116,17 @@ pub fn tables(relation: pg_sys::Oid) -> Result<Vec<From>, PgError> {
     Ok(found)
 }
 
-/// Where the version of a row is told.
+/// Source of a row's version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Told {
-    /// By the transaction that wrote it, as for most rows; a batch may say more
+    /// The transaction that wrote the row, as for most rows. The record of a batch may correct it
     /// ([`KnownVersions`]).
     ByTransaction(Stamp),
-    /// Apart from that, or nowhere.
+    /// A record of its own, or none.
     Apart(Stamp),
 }
 
-/// The version of a row of whose writer, `xid`, [`stamp_of`] says `stamp`.
+/// Returns the version of a row. `xid` is its writer, `stamp` is [`stamp_of`] of the writer.
 ///
 /// # Errors
 /// Whatever PostgreSQL raises.
@@ -158,11 +159,11 @@ pub fn told(
     Ok(Told::Apart(stamp))
 }
 
-/// The same where the table has no key. Of rows that are identical nothing tells which has which
-/// version: the oldest leave first, so those that are left have the newest of them; and what has
-/// none is older than all that have one.
+/// As [`told`], for tables without a key. No record says which of several identical rows has which
+/// version. The oldest leave first, so the remaining rows have the newest versions. Rows without a
+/// version are older than all that have one.
 fn refine_identical(plan: &LocalRelation, sources: &[From], slot: &Slot) -> Result<Stamp, PgError> {
-    // Allocations go with the transaction.
+    // Allocations are freed with the transaction.
     memory::in_transaction(|| version_of_identical(plan, sources, row_hash_by(plan, slot)))
 }
 
@@ -188,7 +189,8 @@ fn version_of_identical(
     Ok(stamp)
 }
 
-/// How many rows with this hash a copy has brought, or a statement has written anew, and are there.
+/// Returns how many rows with this hash that a copy has brought, or a statement has rewritten,
+/// still exist.
 fn copies_of(table: RelationRef<'_>, plan: &LocalRelation, hash: u64) -> Result<usize, PgError> {
     table.with_slot(|slot| {
         let mut rows = SequentialScan::of_latest(table, slot)?;
@@ -223,8 +225,8 @@ fn find(hashes: impl Iterator<Item = u64>) -> Result<Stamp, PgError> {
     });
     Ok(newest?.map_or(Stamp::Unversioned, |found: CopiedVersion| {
         if found.merged {
-            // Also where it is the transaction in hand that has this version: the row had all of
-            // that in it when it was copied.
+            // Also if this is the current transaction's version: the row contained all of it when
+            // it was copied.
             Stamp::Merged(found.timestamp, found.origin)
         } else {
             known(found.timestamp, found.origin)
@@ -232,37 +234,37 @@ fn find(hashes: impl Iterator<Item = u64>) -> Result<Stamp, PgError> {
     }))
 }
 
-/// What is known of a row by its place.
+/// Version and hashes of the row at a place.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RowVersion {
-    /// Hashes of its table and key; `None` where it has no key, or that is too large.
+    /// Hashes of its table and key; `None` if it has no key, or the key is too large.
     pub hashes: Option<KeyHashes>,
-    /// By what it is known everywhere, where the table has no key.
+    /// Hash that identifies the row at all nodes, if the table has no key.
     pub row_hash: Option<u64>,
-    /// When its transaction was committed, microseconds since 1970-01-01 UTC.
+    /// Commit time of its transaction, in microseconds since 1970-01-01 UTC.
     pub timestamp: i64,
-    /// At which node.
+    /// Node of that commit.
     pub node: String,
-    /// The row was made of several: that node has not seen all of it.
+    /// The row was merged from several: that node has not seen all of it.
     pub merged: bool,
 }
 
-/// What one statement has looked up.
+/// Data that one statement has looked up.
 #[derive(Debug)]
 struct Looked {
-    /// When the statement began.
+    /// Start time of the statement.
     at: pg_sys::TimestampTz,
     names: OriginNames,
     tables: HashMap<pg_sys::Oid, Vec<From>>,
     merging: Option<Merging>,
 }
 
-/// Who has written rows that were made of several.
+/// Writers of merged rows.
 #[derive(Debug)]
 struct Merging {
     /// Transactions, by their full ids.
     transactions: HashSet<u64>,
-    /// Copies may have.
+    /// Whether copies may have written merged rows.
     copies: bool,
 }
 
@@ -271,7 +273,7 @@ thread_local! {
     static LOOKED: RefCell<Option<Looked>> = const { RefCell::new(None) };
 }
 
-/// Does `work` with what this process remembers of batches, where it has written no rows itself.
+/// Runs `work` with the batches that this process remembers, and no rows written by itself.
 fn with_known<T>(work: impl FnOnce(&mut KnownVersions, &WrittenVersions) -> T) -> T {
     let none = WrittenVersions::default();
     KNOWN.with_borrow_mut(|known| work(known, &none))
@@ -299,11 +301,12 @@ fn looked<T>(work: impl FnOnce(&mut Looked) -> Result<T, PgError>) -> Result<T, 
     })
 }
 
-/// The version of the row at a place of a table, for `role`. `None` where there is no such row, or
-/// nobody knows its version. With the rights of the extension's owner.
+/// Returns the version of the row at a place of a table, for `role`. Returns `None` if there is no
+/// such row, or its version is not known. With the rights of the extension's owner.
 ///
 /// # Errors
-/// 42809 for what is no ordinary table; 42501 for who may not read it; whatever PostgreSQL raises.
+/// 42809 if the relation is no ordinary table; 42501 if the role may not read it; whatever
+/// PostgreSQL raises.
 pub fn row_version(
     relation: pg_sys::Oid,
     place: pg_sys::ItemPointerData,
@@ -332,7 +335,7 @@ pub fn row_version(
     })
 }
 
-/// Whether any row that this transaction wrote may be one that was made of several. With the rights
+/// Whether any row that this transaction wrote may have been merged from several. With the rights
 /// of the extension's owner.
 ///
 /// # Errors
@@ -352,8 +355,8 @@ pub fn has_merged_rows(xid: pg_sys::TransactionId) -> Result<bool, PgError> {
     })
 }
 
-/// The hashes of the key of the row at a place of an ordinary table, also of one that was just
-/// written there. `None` where there is no such row, or it has no key.
+/// Returns the hashes of the key of the row at a place of an ordinary table, also of a row that was
+/// just written there. Returns `None` if there is no such row, or it has no key.
 ///
 /// # Errors
 /// Whatever PostgreSQL raises.
@@ -368,18 +371,18 @@ pub fn key_hashes_at(
     })
 }
 
-/// Rows of tables without a key that are dead, but still there.
+/// Dead rows of tables without a key that VACUUM has not removed yet.
 #[derive(Debug, Default)]
 pub struct DeadRows {
     copied_from: HashMap<pg_sys::Oid, Vec<From>>,
-    /// Tables that somebody else had to himself.
+    /// Tables that another session had locked exclusively.
     locked: HashSet<pg_sys::Oid>,
 }
 
 impl DeadRows {
-    /// The hash of all of the row that is, or was, at a place of a table, and who wrote it; `None`
-    /// there: older than all. Nothing where the table is in another file by now, or is no such
-    /// table any more; or where somebody else has it to himself, and keeps it.
+    /// Returns the hash of the whole row that is, or was, at a place of a table, and its writer; a
+    /// writer of `None` is older than all. Returns nothing if the table has been rewritten, is not
+    /// such a table any more, or stays locked exclusively by another session.
     ///
     /// # Errors
     /// Whatever PostgreSQL raises.
@@ -390,7 +393,7 @@ impl DeadRows {
         place: pg_sys::ItemPointerData,
     ) -> Result<Option<(u64, Option<Author>)>, PgError> {
         let since = Instant::now();
-        // Whoever empties a table may be waiting for this process.
+        // A session that empties a table may be waiting for this process.
         while !LockMode::AccessShare.try_on_relation(relation) {
             if self.locked.contains(&relation) || since.elapsed() > LOCK_PATIENCE {
                 self.locked.insert(relation);
@@ -417,8 +420,8 @@ impl DeadRows {
         found
     }
 
-    /// Who wrote the row in a slot, which has this hash.
-    /// The table is the one without a key that has this OID.
+    /// Returns the writer of the row in a slot, which has this hash, of the table without a key
+    /// that has this OID.
     fn author(
         &mut self,
         relation: pg_sys::Oid,
@@ -447,7 +450,7 @@ impl DeadRows {
                 let hashes: HashSet<u64> = from.iter().map(|from| from.row_hash(hash)).collect();
                 let mut oldest: Option<CopiedVersion> = None;
                 for hash in hashes {
-                    // Of those that are identical the oldest leaves first.
+                    // Of identical rows the oldest leaves first.
                     let versions = tombstone::find_all_copied(hash)?.into_iter();
                     oldest = versions.chain(oldest).min();
                 }
@@ -481,7 +484,7 @@ fn at_place<T>(
     visible: Visible,
     look: impl FnOnce(&Slot) -> Result<Option<T>, PgError>,
 ) -> Result<Option<T>, PgError> {
-    // A line pointer that holds no row gives none.
+    // A line pointer without a row gives none.
     if place_of(place).0 >= table.blocks() || place.ip_posid == 0 {
         return Ok(None);
     }
@@ -494,8 +497,8 @@ fn at_place<T>(
     })
 }
 
-/// Whether each of the rows at these places was inserted as it stands there, or by a statement that
-/// has rewritten its table, and not updated since. In a transaction.
+/// Whether each of the rows at these places has not been updated since it was inserted, or since a
+/// statement has rewritten its table. In a transaction.
 ///
 /// # Errors
 /// Whatever PostgreSQL raises.
@@ -543,7 +546,7 @@ pub(super) fn version_in(
     }))
 }
 
-/// By what a row of an open table is known.
+/// Hashes by which records identify a row of an open table.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Keys {
     /// As in [`RowVersion`].
@@ -553,24 +556,24 @@ pub(super) struct Keys {
 }
 
 impl Keys {
-    /// Of the row in a slot. In a transaction.
+    /// Returns those of the row in a slot. In a transaction.
     pub(super) fn of(table: RelationRef<'_>, slot: &Slot) -> Self {
         let hashes = hasher(table, slot)(table.oid().to_u32());
-        // Where no change says whole old rows, none is ever taken out.
+        // If changes do not carry whole old rows, no row is removed by its values.
         let is_keyless = table.replica_identity() == b'f' && identity_key(table).is_none();
         let row_hash = is_keyless.then(|| row_hash(table, slot));
         Self { hashes, row_hash }
     }
 
-    /// By what the row is known among those that were copied.
+    /// Returns the hashes by which the row is identified among copied rows.
     pub(super) fn copied(self, from: From) -> impl Iterator<Item = u64> {
         let row = self.row_hash.map(|hash| from.row_hash(hash));
         from.hashes(move |_| self.hashes).chain(row)
     }
 }
 
-/// The version of the row in a slot of an open table, as far as it is known. `copied_from` is asked
-/// for a row that a copy has brought. In a transaction.
+/// Returns the version of the row in a slot of an open table, as far as it is known. `copied_from`
+/// is called for a row that a copy has brought. In a transaction.
 pub(super) fn stamp_in(
     table: RelationRef<'_>,
     slot: &Slot,
@@ -582,7 +585,7 @@ pub(super) fn stamp_in(
     stamp_by(table, slot, (xid, author), keys, copied_from)
 }
 
-/// The same, of a row with this writer, of which [`rewrite::author`] says who that is.
+/// As [`stamp_in`], for a row with this writer; [`rewrite::author`] says who that is.
 pub(super) fn stamp_by(
     table: RelationRef<'_>,
     slot: &Slot,
@@ -616,7 +619,8 @@ pub(super) fn stamp_by(
     Ok(stamp)
 }
 
-/// The hashes of a row's key, as of a row of the table with the given OID. In a transaction.
+/// Returns a function for the hashes of a row's key, as of a row of the table with the given OID.
+/// In a transaction.
 pub(super) fn hasher<'s>(
     table: RelationRef<'_>,
     slot: &'s Slot,

@@ -1,4 +1,4 @@
-//! Rows that a transaction has written, for the counters. Run by whoever applies changes.
+//! Counts of rows that a transaction has written. Run by the processes that apply changes.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -8,7 +8,7 @@ use super::Session;
 use super::attempt::Uncounted;
 use super::target::Key;
 
-/// Rows written by a transaction, for the counters.
+/// Counts of a transaction, for the shared counters.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Counts {
     /// Inserted.
@@ -19,18 +19,18 @@ pub struct Counts {
     pub deletes: u64,
     /// Tables truncated.
     pub truncates: u64,
-    /// Conflicts met.
+    /// Conflicts.
     pub conflicts: u64,
-    /// Changes for which a later one of the same row was written.
+    /// Changes in whose place a later one of the same row was written.
     pub consolidated: u64,
-    /// Questions put to other nodes.
+    /// Questions to other nodes.
     pub questions: u64,
-    /// Values of columns that came in answer to them.
+    /// Column values that came in answer.
     pub fetched: u64,
 }
 
 impl Counts {
-    /// Changes in all.
+    /// Returns the number of all changes.
     #[must_use]
     pub fn changes(&self) -> u64 {
         self.inserts + self.updates + self.deletes + self.truncates
@@ -38,7 +38,7 @@ impl Counts {
 }
 
 impl Session {
-    /// Counts of the attempt in hand.
+    /// Returns the counts of the current attempt.
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.attempt
@@ -46,13 +46,13 @@ impl Session {
             .map_or_else(Counts::default, |attempt| attempt.counts)
     }
 
-    /// Add what the committed transaction did to the shared counters.
+    /// Adds the counts of the committed transaction to the shared counters.
     pub fn publish_counts(&mut self, entry: &SubscriptionEntry) {
         entry.transactions.fetch_add(1, Ordering::Relaxed);
         self.publish_changes(entry);
     }
 
-    /// Add the changes of a committed transaction, or a piece of one, to the shared counters.
+    /// Adds the changes of a committed transaction, or of a chunk of one, to the shared counters.
     pub(super) fn publish_changes(&mut self, entry: &SubscriptionEntry) {
         let add = |counter: &AtomicU64, count: u64| {
             if count > 0 {

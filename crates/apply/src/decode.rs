@@ -1,8 +1,8 @@
-//! GIR values into Datums of a local column's type. Run by the appliers, inside a transaction.
+//! Converts GIR values to Datums of a local column's type. Run by the appliers, in a transaction.
 //!
-//! The common types are converted directly. Everything else goes through the local type's own
-//! receive or input function, so that a subscriber's column may be of another type than the
-//! provider's, as far as the text form allows, and so that domains check their constraints.
+//! The common types are converted directly. All others go through the local type's own receive or
+//! input function. So a subscriber's column may have another type than the provider's, as far as
+//! the text form allows, and domains check their constraints.
 
 use std::ffi::{CStr, CString};
 
@@ -18,7 +18,7 @@ use pgrx::pg_sys;
 
 const EPOCH_DIFFERENCE_DAYS: i32 = 10_957;
 
-/// How values of a column are converted.
+/// Direct conversion for a column's values, if there is one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Shortcut {
     Bool,
@@ -38,7 +38,7 @@ enum Shortcut {
     None,
 }
 
-/// Converts values of one local column.
+/// Converter for the values of one local column.
 #[derive(Debug)]
 pub struct ColumnDecoder {
     shortcut: Shortcut,
@@ -47,23 +47,24 @@ pub struct ColumnDecoder {
     input: Input,
     /// The column's type, that of the domain's base for a domain.
     base: pg_sys::Oid,
-    /// The column is of the very type that it has at the source, but for domains and modifiers, so
-    /// that the type's own binary form is understood.
+    /// Whether the column has the same type as at the source, apart from domains and modifiers, so
+    /// that the type's own binary form can be used.
     same_type: bool,
     /// The type at the source.
     remote_type: pg_sys::Oid,
-    /// Once a value came in the binary form of a type that the column does not have: what makes
-    /// text of it.
+    /// Converter to text, once a value came in the binary form of a type that the column does not
+    /// have.
     translator: Option<Box<Translator>>,
-    /// Memory for what its functions keep. It outlives the decoder.
+    /// Memory of the type's functions. It outlives the decoder.
     memory: Context,
     /// Charset of the stream, as PostgreSQL numbers encodings.
     charset: i32,
-    /// The stream's charset is this database's encoding.
+    /// Whether the stream's charset is this database's encoding.
     same_charset: bool,
 }
 
-/// Makes text of a type's binary form. Built-in types have the same numbers everywhere.
+/// Converter of a built-in type's binary form to text. Built-in types have the same OIDs
+/// everywhere.
 #[derive(Debug)]
 struct Translator {
     receive: Receive,
@@ -71,8 +72,8 @@ struct Translator {
 }
 
 impl Translator {
-    /// That of a built-in type; `None` where this version of PostgreSQL does not have it. To be
-    /// called in a transaction. What its functions keep is in `memory`.
+    /// Returns the converter of a built-in type; `None` if this version of PostgreSQL does not have
+    /// the type. Called in a transaction. Its functions keep their state in `memory`.
     fn new(type_id: pg_sys::Oid, memory: Context) -> Option<Self> {
         if type_id.to_u32() >= pg_sys::FirstNormalObjectId {
             return None;
@@ -83,10 +84,10 @@ impl Translator {
         })
     }
 
-    /// The text, in the database's encoding, in the current memory context.
+    /// Returns the text, in the database's encoding, in the current memory context.
     fn text(&mut self, bytes: &[u8]) -> Result<&CStr, PgError> {
         let value = receive(&mut self.receive, -1, bytes)?;
-        // As a copy and single values have it; triggers go on under the settings of their own.
+        // The settings that copies and single values have; triggers run under their own settings.
         let settings = [
             ("timezone", "UTC"),
             ("bytea_output", "hex"),
@@ -106,9 +107,9 @@ fn out_of_range(what: &str) -> PgError {
 }
 
 impl ColumnDecoder {
-    /// A decoder for a column of type `local_type`, whose values are of `remote_type` at the
-    /// source. To be called in a transaction. What the type's functions keep is in `memory`, which
-    /// outlives the decoder. Raises a PostgreSQL error when the type has no input function.
+    /// Returns a decoder for a column of type `local_type`, whose values have type `remote_type` at
+    /// the source. Called in a transaction. The type's functions keep their state in `memory`,
+    /// which outlives the decoder. Raises a PostgreSQL error if the type has no input function.
     #[must_use]
     pub fn new(
         local_type: u32,
@@ -146,7 +147,7 @@ impl ColumnDecoder {
             base,
             same_type: base.to_u32() == remote.0 && remote.0 < pg_sys::FirstNormalObjectId,
             remote_type: match remote.0 {
-                // Of a type that has no number bytes are what a bytea takes.
+                // Bytes of a type without a number are those of a bytea.
                 0 if base == pg_sys::BYTEAOID => pg_sys::BYTEAOID,
                 number => pg_sys::Oid::from(number),
             },
@@ -157,11 +158,11 @@ impl ColumnDecoder {
         }
     }
 
-    /// A value as a Datum in the current memory context; `None` for null. [`Value::None`] is the
-    /// caller's business.
+    /// Returns a value as a Datum in the current memory context; `None` for null. The caller
+    /// handles [`Value::None`].
     ///
     /// # Errors
-    /// 22xxx when the value does not fit, or whatever the type's function raises.
+    /// 22xxx if the value does not fit; whatever the type's function raises.
     pub fn decode(&mut self, value: &Value<'_>) -> Result<Option<pg_sys::Datum>, PgError> {
         use pgrx::IntoDatum;
         let datum = match (self.shortcut, value) {
@@ -206,7 +207,7 @@ impl ColumnDecoder {
                 value::uuid(bytes).datum()
             }
             (_, Value::Binary(bytes)) => self.receive(bytes)?,
-            // It is numeric's own binary form, whatever the type's name at the source.
+            // This is numeric's own binary form, whatever the type's name at the source.
             (_, Value::Decimal(decimal)) if self.is_numeric() => {
                 self.receive_local(decimal.as_bytes())?
             }
@@ -224,8 +225,8 @@ impl ColumnDecoder {
         self.shortcut == Shortcut::Bytea
     }
 
-    /// A value from its text form in this database's encoding, as a Datum in the current memory
-    /// context; that of a bytea ([`ColumnDecoder::is_bytea`]) from its bytes.
+    /// Returns a value, given its text form in this database's encoding, as a Datum in the current
+    /// memory context. A bytea ([`ColumnDecoder::is_bytea`]) is given as its bytes.
     ///
     /// # Errors
     /// As [`ColumnDecoder::decode`].
@@ -250,7 +251,7 @@ impl ColumnDecoder {
         Ok(self.call_input(&text))
     }
 
-    /// The text form of a value that has one, for the type's input function.
+    /// Returns the text form of a value that has one, for the type's input function.
     fn portable_text(&self, value: &Value<'_>) -> Result<String, PgError> {
         let is_date = [self.base, self.remote_type].contains(&pg_sys::DATEOID);
         let is_bool = self.base == pg_sys::BOOLOID;
@@ -260,7 +261,7 @@ impl ColumnDecoder {
             }
             Value::Integer(value) if is_bool => Ok(if *value == 0 { "f" } else { "t" }.to_owned()),
             Value::Integer(value) if self.base == pg_sys::CHAROID => char_text(*value),
-            // As the source writes them, but in a column of numbers, which can have them as such.
+            // As the source writes it, except for a number column, which can have it as a number.
             Value::Integer(value) if self.remote_type == pg_sys::BOOLOID && !self.is_number() => {
                 Ok(if *value == 0 { "f" } else { "t" }.to_owned())
             }
@@ -301,8 +302,8 @@ impl ColumnDecoder {
         receive.is_some_and(|receive| receive.parameter() == pg_sys::NUMERICOID)
     }
 
-    /// `bytes` in this database's encoding, checked. Raises a PostgreSQL error when they are not
-    /// valid.
+    /// Returns `bytes` in this database's encoding, checked. Raises a PostgreSQL error if they are
+    /// not valid.
     fn to_local<'a>(&self, bytes: &'a [u8]) -> &'a [u8] {
         if bytes.is_ascii() && !bytes.contains(&0) {
             bytes
@@ -345,7 +346,7 @@ impl ColumnDecoder {
         self.receive_local(bytes)
     }
 
-    /// A value in the binary form of the column's own type.
+    /// Returns a value that came in the binary form of the column's own type.
     fn receive_local(&mut self, bytes: &[u8]) -> Result<pg_sys::Datum, PgError> {
         let Some(function) = self.receive.as_mut() else {
             return Err(PgError::new(
@@ -356,7 +357,7 @@ impl ColumnDecoder {
         receive(function, self.type_modifier, bytes).map(PgValue::datum)
     }
 
-    /// A value that came in the binary form of a type that the column does not have, by its text.
+    /// Returns a value that came in the binary form of another type, by way of its text.
     fn translate(&mut self, bytes: &[u8]) -> Result<pg_sys::Datum, PgError> {
         let mut translator = match self.translator.take() {
             Some(translator) => translator,
@@ -378,7 +379,7 @@ impl ColumnDecoder {
     }
 }
 
-/// The text form of a "char", which came as its number.
+/// Returns the text form of a "char", which came as a number.
 fn char_text(value: i64) -> Result<String, PgError> {
     let byte = i8::try_from(value).map_err(|_| out_of_range("\"char\""))?;
     // charin takes a single character, or, since 16, a backslash and three octal digits.
@@ -389,7 +390,7 @@ fn char_text(value: i64) -> Result<String, PgError> {
     })
 }
 
-/// Encodings are converted from client_encoding, which the applier sets to the stream's charset.
+/// PostgreSQL converts from client_encoding, which the applier sets to the stream's charset.
 fn receive(
     function: &mut Receive,
     type_modifier: i32,

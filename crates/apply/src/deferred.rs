@@ -1,13 +1,13 @@
 //! Deferrable constraints, checked when a transaction is applied. Run by the appliers.
 //!
-//! A transaction may write what one of them forbids as long as it is not so at its end: two rows
-//! swap their keys. So each write only notes rows that meet another one then
-//! (`OpenTable::note_unchecked`); those that are still there at the end, and still meet one, are
-//! dealt with as any row in the way of another (`in_the_way`): first the transaction is applied
-//! once more, row by row, then one of the two leaves.
+//! A transaction may violate such a constraint until it ends: two rows swap their keys. So each
+//! write only notes a row that conflicts with another one (`OpenTable::note_unchecked`). Noted rows
+//! that are still there at the end, and still conflict, are handled as any unique conflict
+//! (`in_the_way`): first the transaction is applied again, row by row, then one of the two rows
+//! loses.
 //!
-//! What is noted takes 8 bytes for each row that met another, 24 at the end. Of what is committed
-//! in pieces, each ends with a check.
+//! A note takes 8 bytes per row, and 24 bytes at the end. If a transaction is committed in chunks,
+//! each chunk ends with a check.
 
 use braid_bgworker::sqlstate::SqlState;
 use braid_postgres::error::PgError;
@@ -24,7 +24,7 @@ use super::table::OpenTable;
 use super::target::Key;
 
 impl Session {
-    /// All of the transaction is written: whether it ends with what deferrable constraints forbid.
+    /// Checks deferrable constraints, when all of the transaction is written.
     pub(super) fn check_deferred(&mut self) -> Result<(), PgError> {
         let Self {
             tables, attempt, ..
@@ -62,7 +62,8 @@ impl Session {
         }
     }
 
-    /// The row that was written, which is in the new slot too, can't stay beside those in its way.
+    /// Resolves the conflict of a row that was written, and is in the new slot too, with its
+    /// blocking rows.
     fn settle_at_the_end(
         &mut self,
         key: Key,
@@ -79,7 +80,7 @@ impl Session {
             current: &current,
         };
         match self.settle(context, row.exists, rows)? {
-            // It took the place of what is to stay, which can't be had back.
+            // It replaced the row that would have to stay, which can't be restored.
             Way::Stay if row.exists => return Err(violated(remote)),
             Way::Clear => return Err(violated(remote)),
             Way::ForNow => return Ok(()),

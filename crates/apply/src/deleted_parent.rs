@@ -1,5 +1,5 @@
-//! Images of deleted rows, in `braid.deleted_parent`: kept where a foreign key with the rule
-//! `restore` refers to the table, for `workers/orphan/parent.rs`, which puts rows back. Run by the
+//! Images of deleted rows, in `braid.deleted_parent`. They are kept if a foreign key with the rule
+//! `restore` refers to the table; `workers/orphan/parent.rs` restores rows from them. Run by the
 //! appliers.
 //!
 //! Invariant: an image is written in the transaction that deletes its row. So the commit timestamp
@@ -42,7 +42,7 @@ const WANTED: &str = "\
 const IMAGE: usize = 5;
 
 thread_local! {
-    /// Never dropped: at the process's end there is no server any more that could free plans.
+    /// Never dropped: when the process ends, plans can't be freed any more.
     static INSERT: RefCell<Option<ManuallyDrop<OwnedPreparedStatement>>> = const { RefCell::new(None) };
 }
 

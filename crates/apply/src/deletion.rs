@@ -1,5 +1,5 @@
-//! Remembering what this transaction deletes, and recalling who deleted a row whose dead version is
-//! gone (`braid_node::tombstone`). Run by the appliers.
+//! Stores the deletions of this transaction, and looks up the deletion of a row whose dead version
+//! is gone (`braid_node::tombstone`). Run by the appliers.
 
 use braid_bgworker::conflict::Version;
 use braid_bgworker::sqlstate::SqlState;
@@ -35,7 +35,7 @@ impl Tables {
         self.get(key).is_some_and(has_key) && registry::remembers_deletions()
     }
 
-    /// The hashes of the row with these values.
+    /// Returns the hashes of the row with these values.
     pub(super) fn key_hashes(&self, key: Key, values: &RowValues) -> Option<KeyHashes> {
         let target = self.get(key)?;
         let table = target.table.as_ref()?;
@@ -44,15 +44,15 @@ impl Tables {
         })
     }
 
-    /// The hash by which the row with these values is known in a batch.
+    /// Returns the hash that a batch's record has for the row with these values.
     pub(super) fn stored_key_hash(&self, key: Key, values: &RowValues) -> Option<u64> {
         let target = self.get(key)?;
         let table = target.table.as_ref()?;
         key_hash_of_values(&target.plan, |column| table.cell(values, column).flatten())
     }
 
-    /// The hashes by which deletions of a row may be known: as it is here, and as it is where the
-    /// table was copied from.
+    /// Returns the hashes under which deletions of a row may be stored: local ones, and those that
+    /// a copy has brought from the provider.
     pub(super) fn hashes(&self, key: Key, values: &RowValues) -> Vec<u64> {
         let Some(Target {
             plan,
@@ -70,15 +70,15 @@ impl Tables {
         here.flat_map(KeyHashes::each).chain(copied).collect()
     }
 
-    /// The same of truncations of the table.
+    /// As [`Tables::hashes`], for truncates of the table.
     fn table_hashes(&self, key: Key) -> Vec<u64> {
         let from = self.get(key).map(|target| &target.plan.copied_from);
         let copied = from.into_iter().flatten().map(|from| from.table_hash());
         std::iter::once(table_hash(key.1)).chain(copied).collect()
     }
 
-    /// Whether rows that are to be inserted, with the times of their transactions, may meet a
-    /// tombstone.
+    /// Whether one of these rows, which are to be inserted, may have a tombstone, given the times
+    /// of their transactions.
     pub(super) fn may_meet_tombstone<'a>(
         &self,
         key: Key,
@@ -95,15 +95,15 @@ impl Tables {
 }
 
 impl OriginNames {
-    /// The newest deletion of the row with this hash. What it takes of memory goes with the
-    /// transaction in hand.
+    /// Returns the newest deletion of the row with this hash. Its memory is freed with the current
+    /// transaction.
     fn newest_deletion(&mut self, hash: u64, seen: Seen) -> Result<Deletion, PgError> {
         let newest = memory::in_transaction(|| tombstone::find_each(hash, seen));
         let newest = newest?.into_iter();
         Ok(newest.fold(None, |newest, deletion| self.newer(newest, Some(deletion))))
     }
 
-    /// The newer one of two deletions.
+    /// Returns the newer of two deletions.
     fn newer(&mut self, one: Deletion, other: Deletion) -> Deletion {
         let (Some((at, origin)), Some((other_at, other_origin))) = (one, other) else {
             return one.or(other);
@@ -116,14 +116,14 @@ impl OriginNames {
     }
 }
 
-/// Deletions that the transaction in hand makes, and those that it meets: what it needs of a
-/// session.
+/// The parts of a session that store the current transaction's deletions, and look up those of
+/// others.
 pub(super) struct Deletions<'s> {
     pub(super) tables: &'s Tables,
     pub(super) attempt: &'s mut Attempt,
     pub(super) origins: &'s mut OriginNames,
     pub(super) hints: &'s mut RetryHints,
-    /// Origins of what came before by the same stream.
+    /// Origins under which this stream has brought rows.
     same_stream: Option<&'s [OriginId]>,
     /// User to apply as; `None`: each table's owner.
     run_as: Option<u32>,
@@ -131,7 +131,7 @@ pub(super) struct Deletions<'s> {
 }
 
 impl Deletions<'_> {
-    /// Whose rights work is done with.
+    /// Returns the rights with which the work is done.
     pub(super) fn rights(&mut self) -> Rights<'_> {
         Rights {
             user: &mut self.attempt.user,
@@ -141,7 +141,7 @@ impl Deletions<'_> {
         }
     }
 
-    /// The row in a slot was just deleted by a transaction of this time.
+    /// Stores that the row in a slot was just deleted by a transaction of this time.
     pub(super) fn remember(
         &mut self,
         key: Key,
@@ -151,7 +151,7 @@ impl Deletions<'_> {
         self.remember_as(key, (timestamp, session_origin()), slot)
     }
 
-    /// The row in a slot was just deleted, with this version.
+    /// Stores that the row in a slot was just deleted, with this version.
     pub(super) fn remember_as(
         &mut self,
         key: Key,
@@ -173,8 +173,9 @@ impl Deletions<'_> {
         self.record_tombstones(key, hashes, version)
     }
 
-    /// The row in a slot was just inserted, as none was found. Not if another stream has deleted it
-    /// just now, with a newer version: then the transaction is applied again.
+    /// Checks the row in a slot, which was just inserted because none was found. If another stream
+    /// has deleted it at the same time, with a newer version, fails with 40001: the transaction is
+    /// applied again.
     pub(super) fn check_not_deleted(
         &mut self,
         key: Key,
@@ -218,7 +219,7 @@ impl Deletions<'_> {
         ))
     }
 
-    /// There is no row with the key of these values any more, as a transaction of this time says.
+    /// Stores that a transaction of this time has left no row with the key of these values.
     pub(super) fn remember_absence(
         &mut self,
         key: Key,
@@ -234,8 +235,8 @@ impl Deletions<'_> {
         }
     }
 
-    /// All rows of a table that are older than the transaction in hand are gone, and what comes
-    /// later and is older stays away.
+    /// Stores that the current transaction has truncated a table: older rows that come later are
+    /// not written.
     pub(super) fn remember_truncation(&mut self, key: Key, timestamp: i64) -> Result<(), PgError> {
         if !registry::remembers_deletions() {
             return Ok(());
@@ -243,8 +244,8 @@ impl Deletions<'_> {
         self.record_tombstone(key, table_hash(key.1), (timestamp, session_origin()))
     }
 
-    /// Whether a table was truncated by another transaction than the one in hand that is newer, or
-    /// by this very one when it came by another way.
+    /// Whether another transaction that is newer than the current one has truncated a table, or the
+    /// current one itself has, when it came over another subscription.
     pub(super) fn is_truncated_since(
         &mut self,
         key: Key,
@@ -257,8 +258,8 @@ impl Deletions<'_> {
         let Some((timestamp, origin)) = self.origins.newest_deletion(hash, Seen::Committed)? else {
             return Ok(false);
         };
-        // What the transaction in hand has truncated itself may have been filled since; the same
-        // goes for its earlier pieces.
+        // Rows may have been added after a truncate of the current transaction, or of its earlier
+        // chunks.
         let same_stream = self
             .same_stream
             .is_some_and(|own| own.iter().any(|own| own.0 == origin));
@@ -272,7 +273,7 @@ impl Deletions<'_> {
         Ok(truncated >= version(current))
     }
 
-    /// The row with these hashes is gone.
+    /// Stores that the row with these hashes was deleted.
     pub(super) fn record_tombstones(
         &mut self,
         key: Key,
@@ -299,8 +300,9 @@ impl Deletions<'_> {
         self.hold_back()
     }
 
-    /// What is known of a row that is not here: with the deletion that its tombstone tells of, if
-    /// that is newer. Of an insert only what could decide about it is asked for.
+    /// Returns the newest known deletion of a row that was not found: that of a tombstone, if it is
+    /// newer than `found`, that of the dead row versions. For an insert, only deletions count that
+    /// could decide about it.
     pub(super) fn recall(
         &mut self,
         key: Key,
@@ -313,7 +315,7 @@ impl Deletions<'_> {
         if is_insert && !registry::may_have_tombstone_since(timestamp) {
             return Ok(missing);
         }
-        // Of another change any deletion counts that there may be.
+        // For other changes, any deletion counts.
         let since = if is_insert { timestamp } else { 1 };
         let mut newest = None;
         let hashes = self.tables.hashes(key, values).into_iter();
@@ -326,8 +328,8 @@ impl Deletions<'_> {
         }
         Ok(match (newest, found) {
             (None, _) => missing,
-            // This very transaction's, or the same one's by another way: what comes in it later,
-            // comes.
+            // This very transaction's deletion, here or over another subscription. Its later
+            // changes are applied.
             (Some((at, origin)), _) if at == timestamp && origin == session_origin() => missing,
             (Some((timestamp, _)), Some(dead))
                 if dead.timestamp().is_some_and(|dead| dead > timestamp) =>
@@ -338,7 +340,7 @@ impl Deletions<'_> {
         })
     }
 
-    /// What was removed is written down with what else is, before there is too much of it.
+    /// Stores the deletions that are held back, if there are too many of them.
     pub(super) fn hold_back(&mut self) -> Result<(), PgError> {
         match self.attempt.removals.room(self.attempt.runs()) {
             Room::Enough => Ok(()),
@@ -347,14 +349,14 @@ impl Deletions<'_> {
         }
     }
 
-    /// Write down what is held back.
+    /// Stores the deletions that are held back.
     pub(super) fn store(&mut self) -> Result<(), PgError> {
         self.attempt.store_removals()
     }
 }
 
 impl Session {
-    /// Deletions of the transaction in hand.
+    /// Returns access to deletions, for the current transaction.
     pub(super) fn deletions(&mut self) -> Deletions<'_> {
         Deletions {
             tables: &self.tables,
@@ -367,12 +369,12 @@ impl Session {
         }
     }
 
-    /// A row that is to be deleted is not here. Say so, and look again: true if it has come
-    /// meanwhile.
+    /// Stores the deletion of a row that was not found, and looks for the row again. Returns true
+    /// if it has come meanwhile.
     ///
-    /// Another stream's applier may be about to insert an older state of it, and no lock on a row
-    /// keeps the two apart. So each first writes what it has to, and then looks for what the other
-    /// one writes ([`Deletions::check_not_deleted`]): one of them sees it.
+    /// Another stream's applier may be about to insert an older state of the row, and no row lock
+    /// keeps the two apart. So each first writes its own record or row, and then looks for the
+    /// other's ([`Deletions::check_not_deleted`]). At least one of them sees the other.
     pub(super) fn has_come(
         &mut self,
         key: Key,
@@ -391,7 +393,7 @@ impl Session {
     }
 }
 
-/// What this process stamps its commits with.
+/// Returns the origin with which this process commits.
 pub(super) fn session_origin() -> ReplOriginId {
     origin::stamp().0
 }

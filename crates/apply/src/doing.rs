@@ -1,6 +1,6 @@
-//! What a session is doing, for the context of errors: the operation, its relation and column, and
-//! the transaction. Run by whoever applies changes. It is noted before each change, and made a text
-//! only after an error.
+//! The current step of a session, for the context of errors: the operation, its relation and
+//! column, and the transaction. Run by the processes that apply changes. It is noted before each
+//! change, and becomes a text only after an error.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -8,20 +8,20 @@ use braid_gir::{Operation, lsn_text};
 
 use super::{NO_SUBSCRIPTION, Session};
 
-/// Stands for no column.
+/// Number for no column.
 const NONE: usize = usize::MAX;
 
-/// The column of the stream's relation whose value is being converted. A plain variable of the
-/// process, as it is set for each value.
+/// The column of the stream's relation whose value is being converted. A static of the process,
+/// because it is set for each value.
 static COLUMN: AtomicUsize = AtomicUsize::new(NONE);
 
-/// The value of this column is converted next.
+/// Notes that a value of this column is converted next.
 #[inline]
 pub(super) fn convert(column: usize) {
     COLUMN.store(column, Ordering::Relaxed);
 }
 
-/// All values are converted.
+/// Notes that all values are converted.
 #[inline]
 pub(super) fn converted() {
     COLUMN.store(NONE, Ordering::Relaxed);
@@ -52,26 +52,26 @@ impl Step {
     }
 }
 
-/// What is being done, without names.
+/// The current step, without names.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Doing {
     pub(super) step: Step,
-    /// Number of the stream's relation; `None` for what is about no single one.
+    /// Number of the stream's relation; `None` if the step concerns no single one.
     pub(super) schema: Option<u32>,
     /// The transaction at the node where it was first committed; 0 for none.
     pub(super) xid: u32,
 }
 
 impl Session {
-    /// From here on, this is done.
+    /// Notes the step that begins.
     pub(super) fn does(&mut self, step: Step, schema: Option<u32>) {
         converted();
         let xid = self.current().map_or(self.doing.xid, |now| now.xid);
         self.doing = Doing { step, schema, xid };
     }
 
-    /// What was being done when an error came, as a line of its CONTEXT. `end_lsn` is where the
-    /// transaction ends at the provider, 0 if that is not known.
+    /// Returns the step in which an error occurred, as a line of the error's CONTEXT. `end_lsn` is
+    /// the end of the transaction at the provider, 0 if that is not known.
     #[must_use]
     pub fn doing(&self, end_lsn: u64) -> String {
         let doing = self.doing;

@@ -1,31 +1,34 @@
-//! Rows that leave because they are equal to another one under a further unique key (`in_the_way`
-//! finds and decides that), between the transaction that met them, which was rolled back, and its
-//! next attempt. Run by the appliers.
+//! Deletes rows that lose to another row under a further unique key, and announces the deletions.
+//! `in_the_way` finds and decides the conflict; the transaction is rolled back; the steps below
+//! come before its next attempt. Run by the appliers.
 //!
-//! A row that loses has to lose everywhere, also where the two never met: the winner may have given
-//! way, by another change, before the loser came. So whoever finds that a row loses tells the
-//! others that this version of it is dead: a deletion with a version just above the loser's own.
-//! Not one of now, which would also take what was written to that row elsewhere meanwhile and is
-//! newer than the winner; then both would go, each on the node that knew the other. With it, each
-//! key stays the register of `braid_bgworker::conflict`, for which it does not matter how many
-//! nodes find out, and in which order.
+//! Example. Tokyo inserts (1, 'ada') at 10:00, paris inserts (2, 'ada') at 10:01, and names are
+//! unique. Oslo may never have both rows at once: when the loser arrives, the winner may have
+//! another name. So a node that sees both rows announces that the loser is deleted.
 //!
-//! 1. Carry it out here, in one transaction: the losers go, with a tombstone of the version that is
-//!    told, and for each there is a row in `braid.displacement`, which is yet to be told. A loser
-//!    that was about to come meets the tombstone at the next attempt, and stays away.
-//! 2. Tell: delete those rows, each in a transaction of this node's own, of which the output plugin
-//!    makes the deletion that is told (`plugin::displacement`). What a crash has left there the
-//!    manager tells later.
+//! The announced deletion has a version just above the loser's own, not the present time. A
+//! deletion with the present time would also remove what another node has written to that row
+//! meanwhile and is newer than the winner. Then both rows could be lost, each at the node that knew
+//! the other. With the loser's version, each key stays a register as in `braid_bgworker::conflict`:
+//! it does not matter how many nodes announce the deletion, and in which order.
 //!
-//! A row that is to come loses only if its transaction leaves it so: it may change again in there,
-//! and then be in nobody's way.
+//! 1. Delete here, in one transaction: the losers leave, with a tombstone of the announced version.
+//!    For each, a row of `braid.displacement` says that it is not announced yet. An incoming loser
+//!    meets the tombstone at the next attempt, and is not written.
+//! 2. Announce: delete the rows of `braid.displacement`, each in a transaction of this node. The
+//!    output plugin makes the announced deletion of it (`plugin::displacement`). After a crash
+//!    between the steps, the manager does this step.
 //!
-//! One attempt finds all rows here that are to leave ([`Session::leave_for_now`]): each leaves
-//! within the attempt, which goes on, and is rolled back at its end. If each of 3,000 rows had the
-//! attempt rolled back, the transaction would be applied 3,000 times.
+//! An incoming row is announced only if it loses in the final state of its transaction: a later
+//! change of the transaction may end the conflict.
 //!
-//! Where no deletions are remembered only one node writes, and where the user's function has
-//! decided there is no version to tell: there the row leaves as a deletion of this node.
+//! One attempt finds all local rows that lose ([`Session::leave_for_now`]). Each is deleted within
+//! the attempt, which goes on and is rolled back at its end. If each of 3,000 rows had the attempt
+//! rolled back, the transaction would be applied 3,000 times.
+//!
+//! If deletions are not remembered, only one node writes. If the user's function has decided, there
+//! is no version to announce. In both cases the row is deleted by an ordinary deletion of this
+//! node.
 
 use std::collections::HashSet;
 
@@ -52,58 +55,58 @@ use super::version::Stamp;
 use super::write::Written;
 use super::{Current, Session, Target};
 
-/// Largest column, in bytes, that is told beside the key: what a row filter may look at.
+/// Largest column, in bytes, that is announced beside the key. A row filter may need it.
 const TOLD_BYTES: usize = 1024;
 
-/// Most rows that one attempt has leave.
+/// Largest number of rows that one attempt deletes.
 const MOST_LEAVING: usize = 20_000;
-/// Most bytes of the rows that they make way for.
+/// Largest number of bytes of the incoming rows that win over them.
 const MOST_BYTES: usize = 64 * 1024 * 1024;
 
 const TO_BE_TOLD: &str = "insert into braid.displacement (relation, version_at, origin, displaced) values ($1::oid, $2, $3, $4)";
 
-/// Rows to be told next.
+/// Deletions to be announced next.
 const UNTOLD: &str = "select ctid::text from braid.displacement limit 1000";
-/// One at a time: a transaction has one version. Another process may tell it meanwhile.
+/// One at a time: a transaction has one version. Another process may announce it meanwhile.
 const TELL: &str = "delete from braid.displacement where ctid = \
     (select ctid from braid.displacement where ctid = $1::tid for update skip locked)";
 
-/// A row that leaves, or does not come, before a transaction can be applied, and what the history
-/// is to say of it.
+/// A row to delete, or not to write, before the transaction is applied again, and the conflict for
+/// the history.
 #[derive(Debug)]
 pub(super) struct Eviction {
-    /// The stream's relation, and its table here.
+    /// The stream's relation, and its local table.
     schema: u32,
     table: pg_sys::Oid,
-    /// The row that is here: where it is, as which version.
+    /// The local row: its place, and its version.
     place: Place,
     stamp: Stamp,
     decision: Decision,
     current: Current,
-    /// The index in which they meet.
+    /// The index that has the conflict.
     index: Option<pg_sys::Oid>,
-    /// The row that is to come; lives until it is stored in a slot.
+    /// The incoming row; lives until it is stored in a slot.
     incoming: Option<Tuple>,
-    /// Of its key.
+    /// Hash of the incoming row's key.
     hash: u64,
     loser: Loser,
-    /// Bytes of the rows that are to come, of this and the evictions planned before.
+    /// Bytes of the incoming rows of this and the evictions planned before it.
     bytes_so_far: usize,
 }
 
-/// Which of the two leaves, and how.
+/// Losing row of a unique conflict, and how it is deleted.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Loser {
-    /// The row that is here, as a deletion of this node.
+    /// The local row, by an ordinary deletion of this node.
     HereAsOwn,
-    /// The row that is here; the others are told so.
+    /// The local row; the deletion is announced.
     Here,
-    /// The row that is to come, and with it what stands under its key; the others are told so.
-    /// `first` of the rows in its way, which each are a conflict of their own.
+    /// The incoming row. The local row with the same key is deleted too, and the deletion is
+    /// announced. `first`: this is the first of several blocking rows; each counts as a conflict.
     Incoming { first: bool },
 }
 
-/// A version of a row.
+/// Place and writer of a row version.
 #[derive(Debug, Clone, Copy)]
 struct Place {
     tid: pg_sys::ItemPointerData,
@@ -111,7 +114,7 @@ struct Place {
 }
 
 impl Place {
-    /// That of the row in a slot.
+    /// Returns those of the row in a slot.
     fn of(slot: &Slot) -> Self {
         Self {
             tid: slot.tid(),
@@ -121,8 +124,9 @@ impl Place {
 }
 
 impl Eviction {
-    /// The time of the deletion that is told: just after the version of the row that loses. What it
-    /// is not known of is older than anything that is replicated, and so than what it has lost to.
+    /// Returns the time of the announced deletion: just after the version of the losing row. A
+    /// local row whose version is not known is older than everything that is replicated, so the
+    /// time of the winner will do.
     fn timestamp(&self) -> i64 {
         match self.loser {
             Loser::Incoming { .. } => self.current.timestamp.saturating_add(1),
@@ -148,7 +152,7 @@ impl Tables {
         }
     }
 
-    /// The bytes of a heap tuple with the key of the row in a slot, and what else of it is small.
+    /// Returns the bytes of a heap tuple with the key of the row in a slot, and its small columns.
     pub(super) fn row_to_tell(&mut self, key: Key, slot: &Slot) -> Result<Vec<u8>, PgError> {
         let target = self.target(key)?;
         let keys = target.plan.key.iter().flat_map(|key| &key.identity);
@@ -175,8 +179,9 @@ impl Tables {
 }
 
 impl Session {
-    /// Have the row in a slot leave before the transaction in hand is applied once more, or the one
-    /// in the new slot if the transaction leaves that so.
+    /// Plans to delete the row in a slot before the current transaction is applied again. If
+    /// `loser` is the incoming row, plans to keep that one out, unless the transaction ends the
+    /// conflict itself.
     pub(super) fn plan_eviction(
         &mut self,
         key: Key,
@@ -213,8 +218,8 @@ impl Session {
         Ok(())
     }
 
-    /// The row in the new slot was written: what its transaction did to it before is not the end of
-    /// it.
+    /// Notes that the row in the new slot was written: an eviction planned for it earlier in its
+    /// transaction no longer counts.
     pub(super) fn let_in(&mut self, key: Key) {
         if self.attempt().kept_out.is_empty() {
             return;
@@ -223,20 +228,23 @@ impl Session {
         self.attempt().kept_out.let_in(hash);
     }
 
-    /// Has rows leave that lose to the one in the new slot, and whose leaving is planned, within
-    /// the current attempt only. The attempt goes on, so that it finds all rows that are to leave,
-    /// and is rolled back at its end ([`Session::check_leaving`]).
+    /// Deletes local rows that lose to the one in the new slot, and whose eviction is planned,
+    /// within the current attempt only. The attempt goes on, so that it finds all such rows, and is
+    /// rolled back at its end ([`Session::check_leaving`]).
     ///
-    /// From this point on the attempt decides as the next attempt does once the rows have left, or
-    /// else it ends:
+    /// From here on the attempt must decide as the next attempt will once the rows are deleted;
+    /// otherwise it ends:
     ///
     /// | the next attempt sees | why it decides alike |
     /// |---|---|
-    /// | a deletion just above the row's version | that is older than the transaction, so both times the change is applied; where a rule decides about a missing row, a change of it ends the attempt |
-    /// | a deletion of this node, as of now | a change of the row ends the attempt |
+    /// | a deletion just above the row's version | older than the change: applied both times |
+    /// | a deletion of this node, with the present time | a change of the row ends the attempt |
+    ///
+    /// In the first case too, a change of the row ends the attempt if a rule of the table decides
+    /// about missing rows.
     ///
     /// # Errors
-    /// 23505, which ends the attempt, where it is not to go on.
+    /// 23505 ends the attempt, if it must not go on.
     pub(super) fn leave_for_now(
         &mut self,
         context: RowContext<'_>,
@@ -275,8 +283,8 @@ impl Session {
         Ok(Way::ForNow)
     }
 
-    /// A row is not here. Ends the attempt if that is one that it had leave, and the next attempt
-    /// may decide otherwise about a change of it.
+    /// Called for a row that was not found. Ends the attempt if the attempt has deleted that row,
+    /// and the next attempt may decide otherwise about a change of it.
     pub(super) fn check_left_for_now(&self, key: Key, values: &RowValues) -> Result<(), PgError> {
         let left = self.attempt.as_ref().map(|attempt| &attempt.left_for_now);
         let Some(left) = left.filter(|left| !left.is_empty()) else {
@@ -288,9 +296,9 @@ impl Session {
         }
     }
 
-    /// All of the transaction is applied. It is not committed if rows have left within this attempt
-    /// only. Rows that are kept out are met again by the next attempt, or are not, as rows may have
-    /// left by then that keep them out now.
+    /// Called when the whole transaction is applied. Fails if rows were deleted within this attempt
+    /// only. The next attempt looks again at incoming rows that were kept out: the rows that keep
+    /// them out may be deleted by then.
     pub(super) fn check_leaving(&mut self) -> Result<(), PgError> {
         if self.attempt().is_to_be_repeated {
             return Err(to_leave_first());
@@ -298,7 +306,8 @@ impl Session {
         Ok(())
     }
 
-    /// The transaction is to be committed. Not if rows stay out of which that is not told yet.
+    /// Called before the commit. Fails if incoming rows stay out whose deletion is not announced
+    /// yet.
     pub(super) fn check_kept_out(&mut self) -> Result<(), PgError> {
         let mut kept_out = std::mem::take(&mut self.attempt().kept_out);
         if kept_out.is_empty() {
@@ -308,8 +317,8 @@ impl Session {
         Err(to_leave_first())
     }
 
-    /// Whether the new slot's row was told to be dead for the transaction in hand: there is no more
-    /// to say of it.
+    /// Whether the deletion of the new slot's row was already announced for the current
+    /// transaction.
     pub(super) fn is_displaced(&self, key: Key, current: &Current) -> bool {
         let (lsn, hashes) = &self.hints.displaced;
         *lsn == current.commit_lsn
@@ -317,13 +326,13 @@ impl Session {
             && hashes.contains(&self.tables.hash_of_new(key))
     }
 
-    /// Have the rows leave that were found in the way of the transaction that was just rolled back,
-    /// or that is itself to stay away, and make the calls of conflict functions that it asked for.
-    /// When a row has changed meanwhile nothing is done: all is looked at again with the
-    /// transaction. False when there is nothing of that.
+    /// Deletes the losing rows that the rolled back attempt has found, announces deletions of
+    /// incoming rows that stay away, and makes the planned calls of conflict functions. If a row
+    /// has changed meanwhile, does nothing: the next attempt looks at all again. Returns false if
+    /// nothing was planned.
     ///
     /// # Errors
-    /// Whatever PostgreSQL raises; the caller rolls back. What was found is forgotten either way.
+    /// Whatever PostgreSQL raises; the caller rolls back. The plan is forgotten either way.
     pub fn evict(&mut self) -> Result<bool, PgError> {
         let evictions = std::mem::take(&mut self.hints.evictions);
         let calls = std::mem::take(&mut self.hints.calls);
@@ -350,7 +359,7 @@ impl Session {
         origin::suspend();
         if !own.is_empty() || !calls.is_empty() {
             self.start();
-            // All are locked before the first leaves: a function still finds them.
+            // All are locked before the first is deleted, so that a function still finds them.
             let locked = self.lock_all(&own)?;
             if locked.is_some() {
                 self.make_calls(calls, origin)?;
@@ -373,8 +382,8 @@ impl Session {
         tell()
     }
 
-    /// Lock the rows that are here, each in a slot of its own, with its table. `None` when one of
-    /// them has changed.
+    /// Locks the local rows, each in a slot of its own, with its table. Returns `None` if one has
+    /// changed.
     #[allow(clippy::type_complexity)]
     fn lock_all(&mut self, evictions: &[&Eviction]) -> Result<Option<Vec<(Key, Slot)>>, PgError> {
         let mut locked = Vec::with_capacity(evictions.len());
@@ -396,7 +405,7 @@ impl Session {
         Ok(all.then_some(locked))
     }
 
-    /// Open the table of a row that leaves, and work as its owner.
+    /// Opens the table of an eviction, and works as its owner.
     fn open_for(&mut self, eviction: &Eviction) -> Result<Key, PgError> {
         let remote = self.remote(eviction.schema)?;
         self.attempt().current = Some(eviction.current.clone());
@@ -405,8 +414,8 @@ impl Session {
         Ok(key)
     }
 
-    /// Record what was decided between the row in `slot` and the one that was to come, which is in
-    /// the new slot from here on.
+    /// Records the decision between the row in `slot` and the incoming one, which is in the new
+    /// slot from here on.
     fn record_eviction(
         &mut self,
         eviction: &Eviction,
@@ -436,7 +445,7 @@ impl Session {
         self.record(context, found, eviction.decision, &rows)
     }
 
-    /// The losers leave, in a transaction that is left open.
+    /// Deletes the losers, in a transaction that stays open.
     fn remove_losers(&mut self, evictions: &[&Eviction]) -> Result<(), PgError> {
         self.start();
         let Some(locked) = self.lock_all(evictions)? else {
@@ -446,7 +455,7 @@ impl Session {
             let key = *key;
             self.record_eviction(eviction, key, slot)?;
             self.work_as_owner_of(key);
-            // This node's own, as it is at the others.
+            // As a version of this node, as at the other nodes.
             let version = (eviction.timestamp(), 0);
             let loser = match eviction.loser {
                 Loser::Here | Loser::HereAsOwn => {
@@ -483,8 +492,8 @@ impl Session {
         Ok(())
     }
 
-    /// Remove what stands under the key of the row in the new slot, which does not come, unless it
-    /// is newer.
+    /// Deletes the local row with the key of the row in the new slot, which is not written, unless
+    /// the local row is newer.
     fn remove_older(&mut self, eviction: &Eviction, key: Key) -> Result<(), PgError> {
         let remote = self.remote(eviction.schema)?;
         let new_slot = self.tables.open(key)?.new_slot();
@@ -504,18 +513,18 @@ impl Session {
         Ok(())
     }
 
-    /// Commit as of `timestamp`, not as a change of this node.
+    /// Commits with the version `timestamp`, not as a transaction of this node.
     fn commit_as_of(&mut self, timestamp: i64) -> Result<(), PgError> {
         self.close_tables();
         self.deletions().store()?;
         self.store_tally()?;
-        // The origin's position stays where it is: nothing of the stream is applied with this.
+        // The origin's position does not move: this commit applies nothing of the stream.
         self.commit_at(0, timestamp);
         Ok(())
     }
 }
 
-/// Tell the other nodes of all rows of which that is yet to be done.
+/// Announces all deletions of losing rows that are not announced yet.
 ///
 /// # Errors
 /// Whatever PostgreSQL raises.
@@ -527,14 +536,15 @@ pub fn tell() -> Result<(), PgError> {
             pgrx::check_for_interrupts!();
             told += error::transaction(|| execute_counting(TELL, &[place.as_str().into()]))?;
         }
-        // The rest, if there is any, another process tells.
+        // Another process announces the rest, if there is any.
         if told == 0 {
             return Ok(());
         }
     }
 }
 
-/// The transaction is rolled back with this, and applied once more when what was planned is done.
+/// Returns an error that rolls the transaction back, so that it is applied again after the planned
+/// evictions.
 pub(super) fn to_leave_first() -> PgError {
     PgError::new(
         SqlState::UniqueViolation,
@@ -542,7 +552,7 @@ pub(super) fn to_leave_first() -> PgError {
     )
 }
 
-/// Lock the row at `place` into the slot. False when it is another version, or gone.
+/// Locks the row at `place` into the slot. Returns false if it is another version, or gone.
 fn lock(table: &OpenTable, slot: &Slot, place: Place) -> Result<bool, PgError> {
     slot.set_tid(place.tid);
     Ok(lock_row(table.relation(), slot)?.is_some() && slot.writer() == place.writer)

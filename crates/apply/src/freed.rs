@@ -1,9 +1,10 @@
-//! A truncate that comes after newer removals, in tables without a key (`braid_bgworker::keyless`).
+//! Truncates that arrive after newer removals, in tables without a key (`braid_bgworker::keyless`).
 //! Run by the appliers.
 //!
-//! What such a removal has taken was gone already, as a row that is older than the truncate. So it
-//! has none, and gets that of a newer removal, or one that is here, or is remembered, like one that
-//! comes now and finds none (`removal`).
+//! If such a removal has taken a row that is older than the truncate, that row was gone already. So
+//! the removal has no row now. It takes over that of a newer removal, takes one that is in the
+//! table, or is recorded as one without a row, like a removal that arrives now and finds none
+//! (`removal`).
 
 use std::collections::{HashMap, HashSet};
 
@@ -22,7 +23,7 @@ use super::truncate::Emptied;
 use super::version::{OriginNames, Stamp, stamp_of};
 use super::{Current, Session};
 
-/// Rows that are here, by their hashes: where each is, and who wrote it.
+/// Rows in the table, by their hashes: the place and the writer of each.
 type Here = HashMap<u64, Vec<(pg_sys::ItemPointerData, Option<Author>)>>;
 
 impl OriginNames {
@@ -47,8 +48,8 @@ impl OriginNames {
 }
 
 impl Session {
-    /// The transaction in hand has emptied tables, which are locked and open. What was taken out of
-    /// them is read once for all.
+    /// Frees the removals that the current transaction's truncate leaves without a row. The
+    /// truncated tables are locked and open. The records of all tables are read once.
     pub(super) fn free_removals(
         &mut self,
         tables: &[Emptied],
@@ -82,7 +83,7 @@ impl Session {
         }
         let hashes = freed.iter().map(|(taken, _)| (taken.hash, Vec::new()));
         let mut here = self.rows_here(table, current, hashes.collect())?;
-        // First all, so that none gets what another one had.
+        // All first, so that no removal takes over a row of another freed one.
         for (taken, place) in &freed {
             if !self
                 .removals()
@@ -107,7 +108,7 @@ impl Session {
                 Some(rows.swap_remove(found))
             });
             let live = row.map_or(Live::Nothing, |(place, author)| {
-                // Nobody else can change the table.
+                // The table is locked: no other session can change it.
                 deleted |= table.relation.view().delete_at(place);
                 Live::Gone(author)
             });
@@ -119,8 +120,8 @@ impl Session {
         Ok(())
     }
 
-    /// What newer transactions have taken out of tables that is older than the one in hand: by
-    /// table, in the order in which they did.
+    /// Returns rows older than the current transaction that newer transactions have removed, by
+    /// table, in the order of the removals.
     fn freed_by(
         &mut self,
         tables: &[Emptied],
@@ -157,7 +158,8 @@ impl Session {
         Ok(freed)
     }
 
-    /// The rows with these hashes that are in a table which nobody else can change.
+    /// Returns the rows with these hashes that are in a table. The table is locked: no other
+    /// session can change it.
     fn rows_here(
         &mut self,
         table: &Emptied,

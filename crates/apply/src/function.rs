@@ -1,12 +1,12 @@
 //! Calling a user's conflict function: `f(local t, remote t, before t, info braid.conflict) returns
 //! t`. Run by the appliers, and by sessions that call `braid.ingest`.
 //!
-//! It runs as its owner, restricted as owners of tables are while changes are applied, in a
-//! subtransaction, for `braid.conflict_function_timeout` at most. By number, not by name: neither
-//! search_path nor rights on its schema have a say. PostgreSQL's call handler sees to its own
-//! settings (`SET`) and SECURITY DEFINER.
+//! It runs as its owner, under the restrictions that owners of tables have while changes are
+//! applied, in a subtransaction, for at most `braid.conflict_function_timeout`. It is called by
+//! OID, so neither search_path nor rights on its schema matter. PostgreSQL's call handler handles
+//! the function's own settings (`SET`) and SECURITY DEFINER.
 //!
-//! Who decides what its answer means is `braid_bgworker::merge`; `merge` carries that out.
+//! `braid_bgworker::merge` decides what an answer means; `merge` carries that out.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,41 +28,41 @@ const FAILED: SqlState = SqlState::ExternalRoutineException;
 const HINT: &str = "Correct the function, or set another rule with braid.set_conflict_resolution. Then run braid.retry_parked; or, where the \
                     subscription has stopped, braid.enable_subscription, or leave this transaction out with braid.skip_transaction.";
 
-/// A function as the catalog has it now.
+/// A function as the catalog has it at present.
 #[derive(Debug, Clone)]
 pub(super) struct Callee {
     oid: pg_sys::Oid,
-    /// Whose rights it has.
+    /// User with whose rights it runs.
     pub(super) owner: pg_sys::Oid,
-    /// The row type that it takes and gives.
+    /// The row type that it takes and returns.
     pub(super) row_type: pg_sys::Oid,
     info_type: pg_sys::Oid,
     name: String,
 }
 
-/// What is done with what the function writes.
+/// Treatment of the function's writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Writes {
-    /// It stays.
+    /// The writes stay.
     Keep,
-    /// It is taken back; whether there was any is said.
+    /// The writes are rolled back; the result says whether there were any.
     Undo,
 }
 
-/// A call's result.
+/// Result of a call.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Given {
-    /// The row; `None` for null. In the memory context of the caller.
+    /// The row; `None` for null. In the caller's memory context.
     pub(super) row: Option<Value<'static>>,
-    /// It has written something, or locked a row.
+    /// Whether the function has written something, or locked a row.
     pub(super) wrote: bool,
 }
 
 impl Callee {
-    /// Look a function up.
+    /// Looks a function up.
     ///
     /// # Errors
-    /// 42883 when it is gone, or is not what it was.
+    /// 42883 if it was dropped, or has another signature now.
     pub(super) fn find(oid: u32) -> Result<Self, PgError> {
         let oid = pg_sys::Oid::from(oid);
         let gone = |what: &str| {
@@ -95,25 +95,25 @@ impl Callee {
         }
     }
 
-    /// An error in it, or about what it gave.
+    /// Returns an error of the function, or about its result.
     pub(super) fn error(&self, what: &str) -> PgError {
         PgError::new(FAILED, format!("conflict function {} {what}", self.name))
             .with_hint(HINT)
             .of_function()
     }
 
-    /// The type of its fourth argument.
+    /// Returns the type of its fourth argument.
     pub(super) fn info_type(&self) -> pg_sys::Oid {
         self.info_type
     }
 
-    /// Call it with these arguments, rows of its types or null, as the user that this process works
-    /// as. `about` says which conflict it is, for errors; `is_untouched`, whether the row that it
-    /// was asked about is as it was.
+    /// Calls the function with these arguments, rows of its types or null, as the user that this
+    /// process works as. `about` names the conflict, for errors. `is_untouched` says whether the
+    /// row of the conflict is unchanged after the call.
     ///
     /// # Errors
     /// 38000 with the function's own error as the detail; errors that may pass by themselves are
-    /// given as they are.
+    /// returned unchanged.
     pub(super) fn call(
         &self,
         arguments: [Option<Value<'static>>; 4],
@@ -121,7 +121,7 @@ impl Callee {
         about: &str,
         is_untouched: &mut dyn FnMut() -> Result<bool, PgError>,
     ) -> Result<Given, PgError> {
-        // What it does, and for how long, is its own affair.
+        // The function may wait, for any time.
         latch::may_wait()?;
         let subtransaction = Subtransaction::begin();
         let timer = Timer::start();
@@ -143,7 +143,8 @@ impl Callee {
         let stays = outcome.is_ok() && !late && matches!(touched, Ok(false));
         subtransaction.end(stays && writes == Writes::Keep);
         if late {
-            // Also one that goes on when it is told to end, and answers, has not kept to its time.
+            // A function that catches the cancellation, and answers late, has exceeded its time
+            // too.
             let limit = settings::conflict_function_timeout_ms().unwrap_or(0);
             let detail = format!(
                 "It took longer than {limit} ms (braid.conflict_function_timeout). {about}"
@@ -183,7 +184,7 @@ fn sentence(message: &str) -> String {
 }
 
 impl Callee {
-    /// Calls it. In a transaction with a snapshot.
+    /// Invokes the function. In a transaction with a snapshot.
     fn invoke(
         &self,
         arguments: [Option<Value<'static>>; 4],
@@ -226,14 +227,13 @@ impl Callee {
     }
 }
 
-/// Milliseconds after which a function that goes on is told again to end.
+/// Milliseconds after which a function that goes on is cancelled again.
 const REPEATED: i32 = 100;
 
 static TIMER: OnceLock<i32> = OnceLock::new();
 static FIRED: AtomicBool = AtomicBool::new(false);
 
-/// As PostgreSQL's own handler for a statement that takes too long, without the way round through a
-/// signal to oneself.
+/// As PostgreSQL's own handler of statement_timeout, without a signal to the process itself.
 unsafe extern "C-unwind" fn on_timeout() {
     FIRED.store(true, Ordering::Relaxed);
     // A signal handler may set flags and a latch.
@@ -241,15 +241,15 @@ unsafe extern "C-unwind" fn on_timeout() {
     process::set_latch(process::my_latch());
 }
 
-/// A function whose time is over has caught that, and rolled back what it was about: it is told
-/// again, before it does anything else, where that is caught no more, or by what is around it.
+/// A function whose time is over may have caught the cancellation, and rolled a subtransaction
+/// back. It is cancelled again before it does anything else, so that the code around it fails too.
 fn on_subtransaction(end: PartEnd) {
     if !end.stays && FIRED.load(Ordering::Relaxed) {
         process::cancel_query();
     }
 }
 
-/// The time that a function has.
+/// Timer for the time that a function may take.
 struct Timer(Option<i32>);
 
 impl Timer {
@@ -265,13 +265,13 @@ impl Timer {
         });
         FIRED.store(false, Ordering::Relaxed);
         let first = plain::GetCurrentTimestamp() + i64::from(limit) * 1000;
-        // Again and again: a function may catch what it is told to end with.
+        // Repeatedly: a function may catch the cancellation.
         // SAFETY: registered above.
         unsafe { ffi::enable_timeout_every(timer, first, REPEATED) };
         Self(Some(timer))
     }
 
-    /// Whether the time was over.
+    /// Stops the timer. Returns whether the time was over.
     fn stop(self) -> bool {
         let Some(timer) = self.0 else { return false };
         // SAFETY: registered by this process. A cancellation that nobody has served yet was this

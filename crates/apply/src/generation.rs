@@ -1,12 +1,12 @@
-//! Relcache invalidations, counted: what is known of a table, and of the way to it, is good for one
-//! generation. Run by whoever applies changes.
+//! Counter of relcache invalidations: cached data about a table, and about the route to it, is
+//! valid for one generation. Run by the processes that apply changes.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use braid_postgres::relation;
 use pgrx::pg_sys;
 
-/// Grows with each relcache invalidation.
+/// Raised by each relcache invalidation.
 static GENERATION: AtomicU64 = AtomicU64::new(1);
 static REGISTERED: AtomicBool = AtomicBool::new(false);
 
@@ -14,14 +14,14 @@ fn on_invalidation(_relation: pg_sys::Oid) {
     GENERATION.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Count invalidations from here on.
+/// Counts invalidations from here on.
 pub(super) fn register() {
     if !REGISTERED.swap(true, Ordering::Relaxed) {
         relation::on_invalidation(on_invalidation);
     }
 }
 
-/// The generation of now.
+/// Returns the present generation.
 pub(super) fn now() -> u64 {
     GENERATION.load(Ordering::Relaxed)
 }
@@ -31,7 +31,7 @@ pub(super) fn is_current(generation: u64) -> bool {
     generation == now()
 }
 
-/// Begin another generation, as if there had been an invalidation.
+/// Begins another generation, as if there had been an invalidation.
 pub(super) fn begin() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
 }

@@ -1,27 +1,27 @@
-//! Removals of an attempt that are not written down yet: deletions of rows, and rows taken out of
-//! tables without a key. Run by the appliers.
+//! Deletions of an attempt that are not stored yet: deleted rows, and rows removed from tables
+//! without a key. Run by the appliers.
 
 use braid_node::taken_row::{self, TakenRow};
 use braid_node::tombstone::{self, Tombstone};
 use braid_postgres::error::PgError;
 use braid_postgres::memory;
 
-/// Removals of a transaction that are held back until it ends.
+/// Largest number of deletions that are held back until the transaction ends.
 const HELD: usize = 1000;
-/// Removals of a transaction that runs at the provider: what is written down has a time, so they
-/// are held back as long as it runs.
+/// As [`HELD`], for a transaction in progress at the provider. Stored deletions have a time, so its
+/// deletions are held back until the time is known.
 const HELD_WHILE_IT_RUNS: usize = 1_000_000;
 
-/// Removals that are held back.
+/// Deletions that are held back.
 #[derive(Debug, Default)]
 pub(super) struct HeldRemovals {
     tombstones: Vec<Tombstone>,
     taken: Vec<TakenRow>,
-    /// How often they were written down.
+    /// How often deletions were stored.
     stored: u64,
 }
 
-/// State to go back to.
+/// State at a savepoint.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Mark {
     tombstones: usize,
@@ -29,28 +29,28 @@ pub(super) struct Mark {
     stored: u64,
 }
 
-/// Room for more.
+/// Room for more deletions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Room {
     Enough,
-    /// They are to be written down first.
+    /// None before the deletions are stored.
     ToBeStored,
-    /// They are too many, and can't be written down as the transaction has no time yet.
+    /// None, and the deletions can't be stored, because the transaction has no time yet.
     Exceeded,
 }
 
 impl HeldRemovals {
-    /// A row is gone.
+    /// Adds a deleted row.
     pub(super) fn delete(&mut self, tombstone: Tombstone) {
         self.tombstones.push(tombstone);
     }
 
-    /// A row was taken out of a table without a key.
+    /// Adds a row that was removed from a table without a key.
     pub(super) fn take(&mut self, taken: TakenRow) {
         self.taken.push(taken);
     }
 
-    /// The room that is left.
+    /// Returns the room that is left.
     pub(super) fn room(&self, runs: bool) -> Room {
         let held = self.tombstones.len() + self.taken.len();
         match (runs, held) {
@@ -60,7 +60,7 @@ impl HeldRemovals {
         }
     }
 
-    /// The transaction has committed at the provider, at this time.
+    /// Sets the time, when the transaction has committed at the provider.
     pub(super) fn set_timestamp(&mut self, timestamp: i64) {
         for tombstone in &mut self.tombstones {
             tombstone.timestamp = timestamp;
@@ -70,7 +70,8 @@ impl HeldRemovals {
         }
     }
 
-    /// Write them down. With the time of the commit if that is not known yet.
+    /// Stores the deletions; if the time is not known yet, with a marker for the time of the
+    /// commit.
     pub(super) fn store(&mut self, is_unsettled: bool) -> Result<(), PgError> {
         if self.tombstones.is_empty() && self.taken.is_empty() {
             return Ok(());
@@ -87,7 +88,7 @@ impl HeldRemovals {
         stored
     }
 
-    /// The state of now.
+    /// Returns the present state.
     pub(super) fn mark(&self) -> Mark {
         Mark {
             tombstones: self.tombstones.len(),
@@ -96,18 +97,18 @@ impl HeldRemovals {
         }
     }
 
-    /// Whether what was held back then still is.
+    /// Whether the deletions that were held back at a savepoint still are.
     pub(super) fn reaches(&self, mark: Mark) -> bool {
         mark.tombstones + mark.taken == 0 || mark.stored == self.stored
     }
 
-    /// Forget what came after.
+    /// Forgets the deletions after a savepoint.
     pub(super) fn roll_back_to(&mut self, mark: Mark) {
         self.tombstones.truncate(mark.tombstones);
         self.taken.truncate(mark.taken);
     }
 
-    /// Nothing, with the memory of these.
+    /// Returns an empty one that uses the memory of this one.
     pub(super) fn emptied(mut self) -> Self {
         self.tombstones.clear();
         self.taken.clear();

@@ -1,5 +1,5 @@
-//! Recording conflicts in `braid.conflict_record`, and counting them in `braid.conflict_count`, in
-//! the transaction that resolves them. Run by the appliers.
+//! Records conflicts in `braid.conflict_record`, and counts them in `braid.conflict_count`, in the
+//! transaction that resolves them. Run by the appliers.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -22,32 +22,32 @@ use super::image::{Image, to_jsonb, with_fixed_settings};
 use super::relation::{LocalRelation, RemoteRelation};
 use super::table::OpenTable;
 
-/// What is known of a conflict besides its rows.
+/// Data of a conflict besides its rows.
 #[derive(Debug)]
 pub struct Entry<'a> {
     /// Name of the subscription.
     pub subscription: &'a str,
-    /// What was decided.
+    /// The decision.
     pub decision: Decision,
-    /// More on why than the decision says, to be appended.
+    /// Further explanation, appended to the reason of the decision.
     pub words: &'a str,
-    /// By which rule.
+    /// The rule that was applied.
     pub resolution: Resolution,
-    /// Version of the local row: Unix microseconds and node; `None` when there is none.
+    /// Version of the local row: Unix microseconds and node; `None` if there is none.
     pub local: Option<(i64, String)>,
     /// Version of the incoming change.
     pub remote: (i64, &'a str),
     /// Transaction at the provider.
     pub xid: u32,
-    /// Its position at the provider.
+    /// Position of the transaction at the provider.
     pub lsn: u64,
-    /// Whether the change's writer had not seen the local row; `None` where that is not known.
+    /// Whether the change's writer had not seen the local row; `None` if that is not known.
     pub concurrent: Option<bool>,
-    /// The index in which the rows meet; `None`: that of the key by which rows are found.
+    /// The index that has the conflict; `None`: the one by which rows are found.
     pub index: Option<pg_sys::Oid>,
 }
 
-/// The first argument of each image; the others follow it.
+/// Number of the first argument of each image; the others follow it.
 const LOCAL: usize = 18;
 const REMOTE: usize = 22;
 
@@ -78,7 +78,7 @@ const INSERT_LARGE: &str = "insert into braid.conflict_value (conflict_id, side,
 const INSERT_COUNT: &str = "insert into braid.conflict_count \
     (subscription_name, relation, kind, resolution, winner, conflicts) values ($1, $2::oid::regclass, $3, $4, $5, $6)";
 
-/// What was decided, for counting.
+/// Kind of a conflict, for counting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Met {
     relation: u32,
@@ -87,14 +87,14 @@ struct Met {
     winner: &'static str,
 }
 
-/// The conflicts of the transaction in hand, by table and kind. They are added up here and written
-/// once, as rows of their own: to raise a common counter would have appliers wait for each other
-/// until they commit. The manager adds these rows up later.
+/// Conflicts of the current transaction, by table and kind. They are added up here and written
+/// once, as rows of their own. If appliers raised a common counter, they would wait for each other
+/// until the commit. The manager adds the rows up later.
 #[derive(Debug, Default)]
 pub struct Tally(Vec<(Met, i64)>);
 
 impl Tally {
-    /// Count a conflict.
+    /// Counts a conflict.
     pub fn add(&mut self, relation: pg_sys::Oid, decision: Decision, resolution: Resolution) {
         let Some(kind) = decision.conflict else {
             return;
@@ -111,7 +111,7 @@ impl Tally {
         }
     }
 
-    /// Write down what was counted, in the transaction in hand, with the process's own rights.
+    /// Stores the counts, in the current transaction, with the process's own rights.
     ///
     /// # Errors
     /// Whatever PostgreSQL raises.
@@ -142,16 +142,17 @@ fn winner(decision: Decision) -> &'static str {
     }
 }
 
-/// Plans of the statement that records a conflict: to make one costs more than the rest of it. As
-/// many as tables, whose row types are among its arguments' types.
+/// Number of kept plans of the statement that records a conflict: planning costs more than
+/// executing it. There is one for each table, because the tables' row types are among the argument
+/// types.
 const KEPT_PLANS: usize = 256;
 
 thread_local! {
-    /// Never dropped: at the process's end there is no server any more that could free plans.
+    /// Never dropped: when the process ends, plans can't be freed any more.
     static PLANS: RefCell<ManuallyDrop<HashMap<Vec<pg_sys::Oid>, OwnedPreparedStatement>>> = RefCell::default();
 }
 
-/// Record a conflict with its rows.
+/// Records a conflict with its rows.
 ///
 /// # Errors
 /// Whatever PostgreSQL raises.
@@ -181,7 +182,7 @@ fn write_down(
         .flat_map(|key| &key.columns)
         .filter_map(|column| Some(remote.columns.get(column.remote)?.name.clone()))
         .collect();
-    // What the change itself does not say is not part of its row.
+    // Columns that the change itself does not carry are not part of its row.
     let is_given = |column: usize| {
         rows.given
             .is_none_or(|given| given.get(column).is_some_and(Option::is_some))

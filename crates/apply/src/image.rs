@@ -1,13 +1,13 @@
-//! A row as jsonb from which it can be made again, to the bit. Run by the appliers, and by sessions
-//! that call `braid.row_image`.
+//! Makes jsonb of a row from which the row can be made again, to the bit. Run by the appliers, and
+//! by sessions that call `braid.row_image`.
 //!
-//! A column is what `to_jsonb` makes of it where that is all of it: numbers (jsonb rounds none),
-//! booleans, texts, moments, a jsonb value that is an object or an array. Everything else is the
-//! text that PostgreSQL writes for it, as a JSON string: of a json value `to_jsonb` would forget
-//! the order of members and fail at some escapes, of an array its bounds, of a composite its empty
-//! parts, and a type of an extension may bring a cast of its own.
+//! If `to_jsonb` loses nothing, a column has its result: for numbers (jsonb rounds none), booleans,
+//! texts, timestamps, and jsonb values that are objects or arrays. Every other value is the text of
+//! its output function, as a JSON string. `to_jsonb` would lose the order of members in a json
+//! value and fail at some escapes. It would lose the bounds of an array and empty parts of a
+//! composite. The type of an extension may have a cast of its own.
 //!
-//! jsonb ends at 256 MB: columns with large values are kept beside it, once the others come to
+//! jsonb ends at 256 MB. So columns with large values are stored beside it, once the others reach
 //! [`ROOM`].
 
 use std::ffi::CStr;
@@ -23,20 +23,19 @@ use braid_postgres::value::{self, Content, Value};
 use pgrx::datum::DatumWithOid;
 use pgrx::pg_sys;
 
-/// Bytes of a row's values that go into its jsonb at most. Their text may be twice as much.
+/// Largest number of bytes of a row's values in its jsonb. Their text may be twice as long.
 const ROOM: usize = 64 * 1024 * 1024;
-/// Bytes of a value that goes into the jsonb whatever the others are: there are 1,600 columns at
-/// most.
+/// Largest number of bytes of a value that is always in the jsonb: a row has at most 1,600 columns.
 const SMALL: usize = 16 * 1024;
 /// `JB_FOBJECT | JB_FARRAY` and `JB_FSCALAR` of src/include/utils/jsonb.h, 15 to 18.
 const JSONB_SCALAR: u32 = 0x1000_0000;
 
-/// Beside [`setting::OF_TEXTS`], for the text of a row that is written down: the same row is the
-/// same jsonb, whoever looks.
+/// Settings beside [`setting::OF_TEXTS`] for the text of a stored row. With them the same row has
+/// the same jsonb in every session.
 const SETTINGS: [(&CStr, &CStr); 2] = [(c"search_path", c""), (c"timezone", c"UTC")];
 
-/// Do `work` with all settings that values' text depends on at fixed values. An error leaves it to
-/// the abort to put them back.
+/// Runs `work` with fixed values of all settings on which the text of values depends. After an
+/// error, the abort restores them.
 pub fn with_fixed_settings<T>(work: impl FnOnce() -> T) -> T {
     let level = Level::begin();
     for (name, value) in setting::OF_TEXTS.into_iter().chain(SETTINGS) {
@@ -47,14 +46,14 @@ pub fn with_fixed_settings<T>(work: impl FnOnce() -> T) -> T {
     value
 }
 
-/// A column of a row whose value is the text that PostgreSQL writes for it.
+/// A column of a row that is stored as the text of its output function.
 #[derive(Debug, Clone, Copy)]
 struct Text {
     name: Value<'static>,
     value: Value<'static>,
 }
 
-/// A row, in pieces for SQL. Lives as long as the memory context that it was made in.
+/// A row, in parts for SQL. Lives as long as the memory context in which it was made.
 #[derive(Debug)]
 pub struct Image {
     row_type: pg_sys::Oid,
@@ -62,12 +61,12 @@ pub struct Image {
     row: Option<Value<'static>>,
     texts: Vec<Text>,
     large: Vec<Text>,
-    /// Names of columns that are not part of it.
+    /// Names of columns that the row does not have.
     absent: Vec<Value<'static>>,
 }
 
-/// The SQL that makes jsonb of an image's arguments ([`Image::arguments`]), the first of which is
-/// number `first`.
+/// Returns the SQL that makes jsonb of an image's arguments ([`Image::arguments`]), the first of
+/// which has number `first`.
 #[must_use]
 pub fn to_jsonb(first: usize) -> String {
     format!(
@@ -79,7 +78,7 @@ pub fn to_jsonb(first: usize) -> String {
     )
 }
 
-/// Whether `to_jsonb` of a value says all of it.
+/// Whether `to_jsonb` loses nothing of a value.
 fn is_plain(value: Value<'_>) -> bool {
     let word = value.datum().value();
     match value.as_base().type_id() {
@@ -100,10 +99,10 @@ fn is_plain(value: Value<'_>) -> bool {
         | pg_sys::TIMESTAMPOID
         | pg_sys::TIMESTAMPTZOID
         | pg_sys::INTERVALOID => true,
-        // A number in jsonb has no -0.
+        // A number in jsonb can't be -0.
         pg_sys::FLOAT4OID => word & 0xffff_ffff != 0x8000_0000,
         pg_sys::FLOAT8OID => word != 1 << 63,
-        // The first word of a jsonb value says what it is.
+        // The first word of a jsonb value has its kind.
         pg_sys::JSONBOID => value.read(|content| match content {
             Content::Bytes(bytes) => bytes
                 .first_chunk()
@@ -114,13 +113,13 @@ fn is_plain(value: Value<'_>) -> bool {
     }
 }
 
-/// The text that PostgreSQL writes for a value.
+/// Returns the text of a value's output function.
 fn text_of(value: Value<'_>) -> Value<'static> {
     value::text(value.output().to_bytes())
 }
 
 impl Image {
-    /// No row of this type.
+    /// Returns an image without a row, of this type.
     #[must_use]
     pub fn none(row_type: pg_sys::Oid) -> Self {
         Self {
@@ -132,8 +131,8 @@ impl Image {
         }
     }
 
-    /// The row of these columns, with their values; without those, from 0, for which `is_absent`.
-    /// The shape is that of a named type or a registered one.
+    /// Returns the image of a row with these values, without columns, from 0, for which `is_absent`
+    /// returns true. The shape is that of a named type or a registered one.
     fn new<'v>(
         shape: TupleDesc<'_>,
         cells: impl Iterator<Item = (Attribute<'v>, Option<Value<'v>>)>,
@@ -176,7 +175,7 @@ impl Image {
         image
     }
 
-    /// The row in a slot.
+    /// Returns the image of the row in a slot.
     #[must_use]
     pub fn of_slot(slot: &Slot, is_absent: impl Fn(usize) -> bool) -> Self {
         let shape = slot.descriptor();
@@ -185,13 +184,13 @@ impl Image {
         Self::new(shape, cells, is_absent)
     }
 
-    /// The row that a composite value is.
+    /// Returns the image of a composite value.
     #[must_use]
     pub fn of_composite(row: &Composite) -> Self {
         Self::new(row.shape(), row.cells(), |_| false)
     }
 
-    /// The four arguments that [`to_jsonb`] stands for.
+    /// Returns the four arguments that [`to_jsonb`] refers to.
     #[must_use]
     pub fn arguments(&self) -> [DatumWithOid<'static>; 4] {
         let row = match self.row {
@@ -207,14 +206,14 @@ impl Image {
         ]
     }
 
-    /// The row; `None` if there is none.
+    /// Returns the row; `None` if there is none.
     #[must_use]
     pub fn row(&self) -> Option<Value<'static>> {
         self.row
     }
 
-    /// Names and texts of the columns that are not in the jsonb because they are large, as two
-    /// arguments. `None` when there are none.
+    /// Returns names and texts of the columns that are too large for the jsonb, as two arguments.
+    /// Returns `None` if there are none.
     #[must_use]
     pub fn large(&self) -> Option<[DatumWithOid<'static>; 2]> {
         let large = self.large.iter();
@@ -227,7 +226,8 @@ impl Image {
     }
 }
 
-/// A composite value as jsonb, for SQL, in the current memory context. Large columns are left out.
+/// Returns a composite value as jsonb, for SQL, in the current memory context. Large columns are
+/// left out.
 ///
 /// Raises whatever PostgreSQL raises.
 #[must_use]

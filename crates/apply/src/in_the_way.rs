@@ -1,18 +1,18 @@
-//! Rows in the way of one that is about to be written: equal to it under a unique index other than
-//! that by which rows are found, or kept apart from it by an exclusion constraint. Run by the
-//! appliers.
+//! Unique conflicts: local rows that block an incoming one. They are equal to it under a unique
+//! index other than the one by which rows are found, or an exclusion constraint keeps the two
+//! apart. Run by the appliers.
 //!
-//! To look for them before every write would cost a look-up for each index. So a transaction is
-//! written as though there were none; when that ends in a violation, it is applied once more, and
-//! then they are looked for. One that can't be applied twice (it was too large to be held) looks
-//! for them at once.
+//! A look-up in each index before every write would be expensive. So a transaction is first written
+//! without. If that ends in a violation, it is applied again, this time with the look-ups. A
+//! transaction that can't be applied twice (it was too large for the ring) is applied with them at
+//! once.
 //!
-//! Whoever loses does so before the transaction is applied once more, and on all nodes: `eviction`
-//! sees to that. The attempt that meets such rows goes on without them, and is rolled back at its
-//! end: one attempt finds all of them.
+//! The losing row must lose before the transaction is applied again, and on all nodes: `eviction`
+//! does that. The attempt that finds such rows goes on without them, and is rolled back at its end,
+//! so one attempt finds all.
 //!
-//! Which rows those are `constraint` says. Deferrable constraints, where rows may be equal until
-//! the transaction ends, are looked at then (`deferred`).
+//! `constraint` finds the rows. Deferrable constraints, under which rows may be equal until the
+//! transaction ends, are checked then (`deferred`).
 
 use braid_bgworker::conflict::{Action, Decision, Kind, Local, decide_in_the_way};
 use braid_bgworker::merge::Answer;
@@ -35,7 +35,7 @@ use super::target::{Key, Tables};
 use super::version::Stamp;
 use super::write::Written;
 
-/// Whether an error says that a row is in the way of another.
+/// Whether an error says that a row blocks another.
 #[must_use]
 pub fn is_in_the_way(sqlstate: SqlState) -> bool {
     matches!(
@@ -44,23 +44,23 @@ pub fn is_in_the_way(sqlstate: SqlState) -> bool {
     )
 }
 
-/// What becomes of a row that is about to be written.
+/// Whether a row that is about to be written can be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
-    /// It can be written.
+    /// Can be written.
     Clear,
-    /// It can't stay beside one that does: it is not written, and what stands under its key leaves
+    /// Loses to a blocking row: the row is not written, and the local row with its key is deleted
     /// too.
     Leave,
-    /// It is not written, and that is all.
+    /// Is not written; nothing else is changed.
     Stay,
-    /// It can be written in this attempt, which is to be rolled back: what was in its way has left
+    /// Can be written in this attempt, which is rolled back later: its blocking rows were deleted
     /// within the attempt only.
     ForNow,
 }
 
 impl Tables {
-    /// The index in which a row was met that was last found in the way.
+    /// Returns the index in which the last look-up found a blocking row.
     pub(super) fn met_index(&self, key: Key, slot: &Slot) -> Option<pg_sys::Oid> {
         let met = &self.get(key)?.table.as_ref()?.met;
         let (_, index) = met.iter().find(|(row, _)| *row == slot.as_ptr())?;
@@ -69,14 +69,13 @@ impl Tables {
 }
 
 impl Session {
-    /// Rows that stand in the way are looked for before each write of the transaction that is begun
-    /// next, or not.
+    /// Sets whether the next transaction looks for blocking rows before each write.
     pub fn look_for_rows_in_the_way(&mut self, look: bool) {
         self.hints.check_other_keys = look;
     }
 
-    /// Make way for the row in the new slot, which takes the place of what was `found`, if it wins;
-    /// record each conflict.
+    /// Looks for rows that block the one in the new slot, which replaces the row that was `found`.
+    /// Decides, plans the evictions of losers, and records each conflict.
     pub(super) fn make_way(
         &mut self,
         context: RowContext<'_>,
@@ -91,8 +90,8 @@ impl Session {
         self.settle(context, exists, &rows)
     }
 
-    /// The same, for rows that were found in its way. Clear when there are none, or one that this
-    /// very transaction wrote.
+    /// As [`Session::make_way`], for blocking rows that were found already. Clear if there are
+    /// none, or if this very transaction wrote one of them.
     pub(super) fn settle(
         &mut self,
         context: RowContext<'_>,
@@ -122,7 +121,7 @@ impl Session {
             let found = Found::Row(self.refined(key, slot, *stamp)?);
             let local = self.origins.local(found);
             if matches!(local, Local::Own | Local::OwnMerged(_)) {
-                // This very transaction wrote it: the write says what is wrong.
+                // This very transaction wrote it: the write itself will report the violation.
                 return Ok(Way::Clear);
             }
             let decision = decide_in_the_way(kind, local, context.version());
@@ -131,13 +130,14 @@ impl Session {
                 .map_err(|kind| refused(kind, remote))?;
             decisions.push((slot, found, decision));
         }
-        // It takes the place of all of them, or of none.
+        // The incoming row replaces all blocking rows or none.
         let kept = decisions
             .iter()
             .find(|(_, _, decision)| decision.action == Action::Keep)
             .map(|(_, _, decision)| *decision);
         let new_slot = self.tables.open(key)?.new_slot();
-        // What is told is a deletion, which the versions have to be left to judge.
+        // The announcement is a deletion. It is only sent if the other nodes decide about it by
+        // versions.
         let sends_notice = self.tables.remembers(key)
             && rules.of(Kind::UpdateDeleted) == Resolution::LastUpdateWins;
         let Some(kept) = kept else {
@@ -174,7 +174,7 @@ impl Session {
         Ok(if stays { Way::Stay } else { Way::Leave })
     }
 
-    /// Records the decision about a row here that is in the way of the one in `new_slot`.
+    /// Records the decision about a local row that blocks the one in `new_slot`.
     fn record_met(
         &mut self,
         context: RowContext<'_>,
@@ -191,7 +191,7 @@ impl Session {
         self.record(context, found, decision, &rows)
     }
 
-    /// Settles as [`Self::settle`] does where this node alone decides: by versions, and at once.
+    /// As [`Self::settle`] if this node decides alone: by versions, and at once.
     fn settle_alone(
         &mut self,
         context: RowContext<'_>,
@@ -204,7 +204,7 @@ impl Session {
             let found = Found::Row(self.refined(key, slot, *stamp)?);
             let local = self.origins.local(found);
             if matches!(local, Local::Own | Local::OwnMerged(_)) {
-                // The write says what is wrong.
+                // The write itself will report the violation.
                 return Ok(Way::Clear);
             }
             decisions.push((
@@ -246,7 +246,7 @@ impl Session {
         })
     }
 
-    /// Ask the function whether the row in the new slot takes the place of those in its way.
+    /// Asks the conflict function whether the row in the new slot replaces its blocking rows.
     fn ask_who_stays(
         &mut self,
         context: RowContext<'_>,
@@ -258,7 +258,7 @@ impl Session {
         for (slot, stamp) in rows {
             let stamp = self.refined(key, slot, *stamp)?;
             if matches!(stamp, Stamp::Own | Stamp::OwnMerged(..)) {
-                // This very transaction wrote it: the write says what is wrong.
+                // This very transaction wrote it: the write itself will report the violation.
                 return Ok(Way::Clear);
             }
             found.push((slot, stamp));
@@ -286,7 +286,7 @@ impl Session {
             in_the_way: true,
             others: &others,
         };
-        // Those for rows that have left for now are made with those for these.
+        // If rows were deleted within this attempt, their calls are made together with these.
         if !self.attempt().is_to_be_repeated {
             self.hints.forget_calls();
         }
@@ -322,7 +322,7 @@ impl Session {
         Ok(Way::Leave)
     }
 
-    /// The version of a row in a slot, given that of the transaction that wrote it.
+    /// Returns the version of a row in a slot, given that of the transaction that wrote it.
     pub(super) fn refined(
         &mut self,
         key: Key,

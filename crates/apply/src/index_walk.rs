@@ -1,5 +1,5 @@
-//! Walk through the versions of rows under a key of an index, in the page that each is in. Run by
-//! the appliers, and by whoever looks for rows as they do.
+//! Walks through the versions of rows under a key of an index, in the page that each is in. Run by
+//! the appliers, and by other processes that look rows up in the same way.
 
 use braid_postgres::compat;
 use braid_postgres::ffi::raw;
@@ -8,9 +8,9 @@ use pgrx::pg_sys;
 
 use super::relation::KeyColumn;
 
-/// A scan marks index entries of rows that are dead to everybody, and passes over those that are
-/// marked. The first so many of a key are spared: they tell of its deletion. The others are not, as
-/// many dead ones would be looked at each time.
+/// Number of dead index entries per key that a scan does not mark: they tell of the key's deletion.
+/// A scan marks entries of rows that are dead to everybody, and skips marked ones. Further entries
+/// of a key are marked, because many dead ones would be visited each time.
 const SPARED: usize = 8;
 
 /// Whether the row in a slot has this very key: the same bytes, not only equal ones.
@@ -44,9 +44,9 @@ pub(super) unsafe fn has_key(
     }
 }
 
-/// The next version that the scan's snapshot sees, and how many index entries were looked at: the
-/// loop of index_getnext_slot (src/backend/access/index/indexam.c, 15 to 18). With `prunes`, what
-/// is dead is taken out of the pages.
+/// Returns whether there is a next version that the scan's snapshot sees, and how many index
+/// entries were visited: the loop of index_getnext_slot (src/backend/access/index/indexam.c, 15 to
+/// 18). With `prunes`, dead rows are removed from the pages.
 ///
 /// # Safety
 /// Under a guard; the scan was started, and the slot is of its table.
@@ -65,9 +65,9 @@ pub(super) unsafe fn next_version(
                     return (false, entries);
                 }
                 entries += 1;
-                // A heap's scan prunes a page when it comes to it (heapam_index_fetch_tuple of
-                // src/backend/access/heap/heapam_handler.c, 15 to 19), so it does not prune one
-                // that it stands in.
+                // A heap's scan prunes a page when it reaches it (heapam_index_fetch_tuple of
+                // src/backend/access/heap/heapam_handler.c, 15 to 19), but not the page that it is
+                // in already.
                 let table = (*scan).heapRelation;
                 if !prunes && (*(*table).rd_rel).relam == pg_sys::HEAP_TABLE_AM_OID {
                     let (block, _) = place_of((*scan).xs_heaptid);

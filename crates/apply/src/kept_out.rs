@@ -1,19 +1,19 @@
-//! Rows of the transaction in hand that are not written because of others, as far as the other
-//! nodes are not told of that (`eviction`), by the hashes of their keys. Run by the appliers.
+//! Incoming rows of the current transaction that lose to local rows, and whose deletion is not
+//! announced yet (`eviction`), by the hashes of their keys. Run by the appliers.
 //!
-//! Each write asks whether its row was kept out before: looking through all of them would cost the
-//! square of their number.
+//! Each write asks whether its row was kept out before. Searching a list for that would cost the
+//! square of the number of rows.
 
 use std::collections::HashMap;
 
 use super::eviction::Eviction;
 
-/// Rows that are kept out, in the order in which they were met.
+/// Rows that are kept out, in the order of their conflicts.
 #[derive(Debug, Default)]
 pub(super) struct KeptOut {
-    /// Emptied where the row was written after all.
+    /// `None` in place of a row that was written after all.
     evictions: Vec<Option<Eviction>>,
-    /// Places in it, by the hash of the row's key.
+    /// Positions in `evictions`, by the hash of the row's key.
     by_hash: HashMap<u64, Vec<usize>>,
 }
 
@@ -30,8 +30,7 @@ impl KeptOut {
         self.by_hash.is_empty()
     }
 
-    /// The row with this hash was written: what its transaction did to it before is not the end of
-    /// it.
+    /// Notes that the row with this hash was written: it is no longer kept out.
     pub(super) fn let_in(&mut self, hash: u64) {
         for place in self.by_hash.remove(&hash).into_iter().flatten() {
             if let Some(eviction) = self.evictions.get_mut(place) {
@@ -45,7 +44,7 @@ impl KeptOut {
         self.by_hash.clear();
     }
 
-    /// Takes all that are still kept out.
+    /// Takes all rows that are still kept out.
     pub(super) fn take(&mut self) -> impl Iterator<Item = Eviction> {
         self.by_hash.clear();
         std::mem::take(&mut self.evictions).into_iter().flatten()

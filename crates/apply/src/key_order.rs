@@ -1,4 +1,4 @@
-//! The order that a unique index has for its keys: to look keys up, and to insert them, as a walk
+//! Order of keys in a unique index. Keys that are looked up and inserted in this order are a walk
 //! along the index. Run by the appliers.
 
 use std::cmp::Ordering;
@@ -28,12 +28,12 @@ enum Compare {
 /// Compares keys as an open index does.
 #[derive(Debug)]
 pub struct KeyOrder {
-    /// Place of each key column in the row, and how it is compared.
+    /// Position of each key column in the row, and its comparison.
     columns: Vec<(usize, Compare)>,
 }
 
 impl KeyOrder {
-    /// The order of the B-tree `index`, whose columns are those of `key`.
+    /// Returns the order of the B-tree `index`, whose columns are those of `key`.
     ///
     /// # Safety
     /// `index` is open, and stays so while this is used.
@@ -62,7 +62,7 @@ impl KeyOrder {
         }
     }
 
-    /// Null comes first; nulls are not told apart.
+    /// Compares two rows' keys. Null comes first; nulls are equal.
     fn compare(&self, one: &RowValues, other: &RowValues) -> Ordering {
         for (place, compare) in &self.columns {
             let of = |row: &RowValues| row.get(*place).copied().flatten().flatten();
@@ -77,7 +77,7 @@ impl KeyOrder {
         Ordering::Equal
     }
 
-    /// Put the numbers of rows in the order of their keys. False when two rows have one key.
+    /// Sorts the numbers of rows by their keys. Returns false if two rows have the same key.
     pub fn sort<'a>(&self, numbers: &mut [u32], row: impl Fn(u32) -> &'a RowValues) -> bool {
         let ordered = |numbers: &[u32]| {
             let mut most = Ordering::Less;
@@ -116,8 +116,8 @@ impl Compare {
     }
 }
 
-/// Whether an index has no entry at all, of live rows or dead ones, whose first column is from
-/// `low` to `high`.
+/// Whether an index has no entry, of live rows or dead ones, whose first column is from `low` to
+/// `high`.
 ///
 /// # Safety
 /// `table` and its B-tree `index` are open; the values are of the index's type.
@@ -148,7 +148,7 @@ pub unsafe fn is_empty_between(
             );
         }
         let scan = braid_postgres::compat::index_beginscan(table, index, super::any_snapshot(), 2);
-        // What is marked as dead counts: it tells of a deletion.
+        // An entry that is marked as dead counts: it tells of a deletion.
         (*scan).ignore_killed_tuples = false;
         pg_sys::index_rescan(scan, keys.as_mut_ptr(), 2, std::ptr::null_mut(), 0);
         let found = pg_sys::index_getnext_tid(scan, pg_sys::ScanDirection::ForwardScanDirection);

@@ -1,8 +1,9 @@
-//! Applies a stream's changes to this database: finds a row, decides who wins, writes, remembers.
-//! Appliers run it, and `braid.ingest` in any session, one transaction at a time ([`Session`]).
-//! Writes happen only in the transaction that carries the source's origin, position and timestamp
-//! (I1, I3). `braid_bgworker::conflict` alone decides, and about a row that is locked (I2).
-//! The crate must not know the plugin, nor processes: who sends changes, who waits for them.
+//! Applies a stream's changes to this database: finds a row, decides which version wins, writes,
+//! and stores versions and deletions. Appliers run it, and `braid.ingest` in any session, one
+//! transaction at a time ([`Session`]). Writes happen only in the transaction that carries the
+//! source's origin, position and timestamp (I1, I3). `braid_bgworker::conflict` alone decides,
+//! about a locked row (I2). The crate must not know the plugin, nor processes: who sends changes,
+//! who waits for them.
 
 #![allow(unsafe_code)]
 
@@ -99,14 +100,14 @@ pub use session::{Identity, Session};
 pub use statement::{StatementInHand, content_of_statement, is_statement, role_of, tables_of};
 pub use version::OriginNames;
 
-/// Id of no subscription: what is applied was handed to `braid.ingest`, and may go to any table of
+/// Id of no subscription: the changes were passed to `braid.ingest`, and may go to any table of
 /// users.
 pub const NO_SUBSCRIPTION: u32 = 0;
 /// FirstNormalObjectId of src/include/access/transam.h.
 const FIRST_NORMAL_OBJECT: u32 = 16384;
 
-/// The warning about a table that changes are applied to and that a crash empties. It is a
-/// partition that is unlogged, or the whole table.
+/// Returns the warning about a table that changes are applied to and that a crash empties: it, or a
+/// partition of it, is unlogged.
 #[must_use]
 pub fn unlogged(table: &str) -> PgError {
     PgError::new(SqlState::Warning, format!("table \"{table}\" is unlogged here"))

@@ -1,9 +1,9 @@
-//! Finding the row that a change is about, and locking it. Run by the appliers.
+//! Finds the row of a change, and locks it. Run by the appliers.
 //!
-//! A scan with a dirty snapshot sees what other transactions are writing, so it waits for them
-//! instead of missing them. It can still miss a row that is updated to a new place while it looks;
-//! before a row is called missing it is looked for again with a fresh ordinary snapshot. Dead row
-//! versions that VACUUM has not taken yet tell who deleted a row.
+//! A scan with a dirty snapshot sees rows that other transactions are writing. So it waits for
+//! those transactions instead of missing the rows. It can still miss a row that is updated to a new
+//! place during the scan. So before a row counts as missing, it is looked up again with a new
+//! ordinary snapshot. Dead row versions that VACUUM has not removed yet tell who deleted a row.
 
 use braid_decoder::KeyHasher;
 use braid_postgres::compat;
@@ -32,36 +32,37 @@ use super::version::{Stamp, stamp_of};
 /// `BTEqualStrategyNumber` of src/include/access/stratnum.h.
 const EQUAL: u16 = 3;
 
-/// What was found.
+/// Result of a look-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Found {
-    /// The row is in the slot, locked unless that was not wanted, with this version.
+    /// The row is in the slot, locked if that was asked for, with this version.
     Row(Stamp),
-    /// No row. The version of its deletion, if dead row versions still tell.
+    /// No row. The version of its deletion, if dead row versions tell it.
     Missing(Option<Stamp>),
 }
 
-/// What a row is looked for for.
+/// Reason for a look-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
-    /// One with its key is to be inserted, if it is not there.
+    /// A row with the key will be inserted, if there is none.
     Insert,
-    /// It is to be changed.
+    /// The row will be changed.
     Change,
-    /// It is to go: nothing will be written into its page, so no room is made there. Whoever
-    /// changes a row there next makes it, for several at once.
+    /// The row will be deleted. Nothing will be written into its page, so dead rows are not removed
+    /// from it. The next change of a row there removes several at once.
     Delete,
 }
 
-/// Rows, each in a slot of its own that is to be dropped, locked, with the version of the
-/// transaction that wrote it.
+/// Locked rows, each in a slot of its own, with the version of the transaction that wrote it. The
+/// caller drops the slots.
 pub(super) type LockedRows = Vec<(Slot, Stamp)>;
 
-/// Makes of what a transaction's commit says of its rows' version that of the row in a slot.
+/// Returns the version of the row in a slot, given its writer and the version of the writer's
+/// commit.
 pub type Refine<'a> =
     &'a mut dyn FnMut(pg_sys::TransactionId, &Slot, Stamp) -> Result<Stamp, PgError>;
 
-/// An open index of an open table, ready to look for keys.
+/// An open index of an open table, for look-ups of keys.
 #[derive(Debug)]
 pub struct IndexLookup {
     table: pg_sys::Relation,
@@ -69,46 +70,47 @@ pub struct IndexLookup {
     /// The other columns of the identity, if the index has only some of them.
     rest: Vec<RestColumn>,
     scan: pg_sys::IndexScanDesc,
-    /// Where the scan allocates: access methods allocate some of their state only when they first
-    /// need it, and keep it.
+    /// Memory of the scan: access methods allocate some of their state only when they first need
+    /// it, and keep it.
     context: memory::Current,
-    /// The scan's snapshot points here.
+    /// Snapshot to which the scan points.
     dirty: Box<pg_sys::SnapshotData>,
-    /// Where rows were, by their keys.
+    /// Cache of rows' places, by their keys.
     places: Places,
-    /// Where the index ends.
+    /// The end of the index.
     end: IndexEnd,
-    /// Nothing was under the key that was looked for last, not even what is dead.
+    /// Whether the last look-up found no index entry under its key, not even a dead one.
     found_nothing: bool,
-    /// The hash of the key that was looked for last.
+    /// Hash of the key of the last look-up.
     last: u64,
-    /// The row that this transaction has deleted: the hash of its key, where it was, and the
-    /// command from which on nothing else was written.
+    /// The row that this transaction has deleted: the hash of its key, its place, and the command
+    /// since which nothing else was written.
     deleted: Option<(u64, Place, pg_sys::CommandId)>,
-    /// What is dead is taken out of pages on the way, as PostgreSQL's own look-ups do.
+    /// Whether the scan removes dead rows from the pages that it visits, as PostgreSQL's own scans
+    /// do.
     prunes: bool,
-    /// At least so many blocks the table has: it does not get shorter while this transaction has it
+    /// Least number of blocks of the table: it does not shrink while this transaction has it
     /// locked. 0: not known.
     blocks: pg_sys::BlockNumber,
 }
 
-/// A column that identifies rows, and that the index lacks.
+/// A column of the identity that the index lacks.
 #[derive(Debug, Clone, Copy)]
 struct RestColumn {
     /// Position in the table, from 0.
     position: usize,
-    /// The value that is looked for: `None` is any, `Some(None)` is null.
+    /// The value that is looked for: `None` is any value, `Some(None)` is null.
     wanted: Option<Option<pg_sys::Datum>>,
 }
 
-/// Versions that a look sees.
+/// Row versions that a look-up sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Sees {
-    /// Rows of transactions that have committed, that run, and of the one in hand.
+    /// Rows of committed transactions, of transactions in progress, and of the current one.
     Unfinished,
-    /// Whatever is there.
+    /// All row versions.
     Any,
-    /// Rows that the active snapshot shows.
+    /// Rows that the active snapshot sees.
     Active,
 }
 
@@ -118,7 +120,7 @@ enum Outcome {
 }
 
 impl IndexLookup {
-    /// Prepares to look for rows by their key.
+    /// Prepares look-ups of rows by their key.
     ///
     /// # Safety
     /// As [`IndexLookup::with_keys`]; the index is the key's.
@@ -142,7 +144,7 @@ impl IndexLookup {
         self.rest.is_empty()
     }
 
-    /// Keys to look for what has the values of a row's key, once these are set.
+    /// Returns scan keys for a row's key, without values yet.
     fn keys_of(key: &Key) -> Vec<pg_sys::ScanKeyData> {
         let entry = |(position, column): (usize, &KeyColumn)| {
             let how = (EQUAL, column.equal, column.collation);
@@ -151,7 +153,7 @@ impl IndexLookup {
         key.columns.iter().enumerate().map(entry).collect()
     }
 
-    /// Prepare to look for what is in the keys.
+    /// Prepares look-ups with the given scan keys.
     ///
     /// # Safety
     /// `table` and `index` are open and locked whenever the look-up is used; the current memory
@@ -185,13 +187,13 @@ impl IndexLookup {
         }
     }
 
-    /// The transaction ends: the table may get shorter.
+    /// Ends a transaction: the table may shrink from here on.
     pub(super) fn end_transaction(&mut self) {
         self.blocks = 0;
         self.deleted = None;
     }
 
-    /// The row that was looked for last is in this slot now, written to the table.
+    /// Notes that the row of the last look-up, in this slot, was written to the table.
     pub(super) fn note(&mut self, slot: &Slot) {
         let hint = Hint {
             place: place_of(slot.tid()),
@@ -200,15 +202,15 @@ impl IndexLookup {
         self.places.note(self.last, hint);
     }
 
-    /// The row that was looked for last, in this slot, was just deleted.
+    /// Notes that the row of the last look-up, in this slot, was deleted.
     pub(super) fn note_deleted(&mut self, slot: &Slot) {
         self.deleted = Some((self.last, place_of(slot.tid()), transaction::command()));
     }
 
-    /// Whether the row with the very key that is looked for is gone, as this transaction has just
-    /// deleted it, and written nothing since. Then there is none under the key: it was the only
-    /// one, as the index is unique at all times, and whoever else has one for it waits for the end
-    /// of this transaction.
+    /// Whether this transaction has just deleted the row with the very key that is looked for, and
+    /// has written nothing since. Then no row has the key. That row was the only one, because the
+    /// index is unique at all times, and any session that inserts another one waits for the end of
+    /// this transaction.
     fn is_deleted(&mut self, key: &Key, slot: &Slot) -> bool {
         let Some((hash, place, command)) = self.deleted else {
             return false;
@@ -217,7 +219,7 @@ impl IndexLookup {
             return false;
         }
         let table = self.table();
-        // A row that this transaction has deleted stays where it is until the transaction ends.
+        // A row that this transaction has deleted keeps its place until the transaction ends.
         let is_there = table.is_heap()
             && slot.fetch(table, tid_of(place), Visible::Any)
             && self.wanted(key).all(|(position, wanted)| {
@@ -229,13 +231,13 @@ impl IndexLookup {
         is_deleted
     }
 
-    /// End the scan. To be called before the table is closed.
+    /// Ends the scan. Called before the table is closed.
     pub fn end(self) {
         // SAFETY: the scan was begun in `new` and is ended once.
         unsafe { pg_sys::index_endscan(self.scan) };
     }
 
-    /// The scan.
+    /// Returns the scan.
     #[must_use]
     pub fn scan(&self) -> pg_sys::IndexScanDesc {
         self.scan
@@ -247,37 +249,38 @@ impl IndexLookup {
         unsafe { &*self.scan }
     }
 
-    /// Whether entries that are marked as dead are passed over. What is marked is there until
-    /// VACUUM has taken the row.
+    /// Sets whether the scan skips index entries that are marked as dead. A marked entry stays
+    /// until VACUUM removes the row.
     fn ignore_killed(&mut self, ignores: bool) {
         // SAFETY: the scan was begun, and has not ended; nobody holds a reference to it. No look is
         // under way that goes by the mark.
         unsafe { (*self.scan).ignore_killed_tuples = ignores };
     }
 
-    /// The index, which is open whenever the look-up is used.
+    /// Returns the index, which is open whenever the look-up is used.
     pub(super) fn index(&self) -> pg_sys::Relation {
         self.state().indexRelation
     }
 
-    /// Runs `work` in the memory that the scan was begun in.
+    /// Runs `work` in the memory in which the scan was begun.
     fn in_own_memory<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> T {
         let context = self.context;
         // SAFETY: the context lives as long as the scan.
         unsafe { context.run(|| work(self)) }
     }
 
-    /// What `index_rescan` wants: the scan, its keys, and how many. Always with the keys: those
-    /// that a scan was begun with are whatever was in memory, and some access methods look at them
-    /// although none were given.
+    /// Returns the arguments of `index_rescan`: the scan, its keys, and their number. The keys are
+    /// always passed: a scan begins with uninitialized keys, and some access methods read them even
+    /// if no keys were given.
     #[must_use]
     pub fn restart(&mut self) -> (pg_sys::IndexScanDesc, pg_sys::ScanKey, i32) {
         let count = i32::try_from(self.keys.len()).unwrap_or(0);
         (self.scan, self.keys.as_mut_ptr(), count)
     }
 
-    /// Find the row with the values' key, into `slot`, and with `lock` lock it for change. Null in
-    /// a key finds nothing. What the transactions say of versions goes through `refine`.
+    /// Finds the row with the values' key, and reads it into `slot`; with `lock`, locks it for a
+    /// change. A null in a key finds nothing. `refine` corrects the versions that transactions
+    /// tell.
     ///
     /// # Errors
     /// Whatever PostgreSQL raises: lock timeouts, cancelled waits.
@@ -312,7 +315,7 @@ impl IndexLookup {
         })
     }
 
-    /// Look for these values from now on. False where one is null: that finds nothing.
+    /// Sets the values to look for. Returns false if one is null: that finds nothing.
     fn set_keys(&mut self, values: &RowValues, key: &Key) -> bool {
         for column in &mut self.rest {
             column.wanted = values.get(column.position).copied().flatten();
@@ -328,8 +331,8 @@ impl IndexLookup {
             })
     }
 
-    /// Look where the row with the values' key is, finished or not, unless that is known; and
-    /// remember it. Whether it was looked for.
+    /// Looks up the place of the row with the values' key, committed or not, unless it is known,
+    /// and stores it. Returns whether it was looked up.
     pub(super) fn look_ahead(
         &mut self,
         values: &RowValues,
@@ -355,15 +358,15 @@ impl IndexLookup {
         true
     }
 
-    /// Whether the key that is looked for is greater than all that are in the index.
+    /// Whether the key that is looked for is greater than all in the index.
     fn is_past_end(&mut self) -> bool {
         // SAFETY: the scan's index is open; the keys are of its columns; the caller has switched to
         // the context of the scan.
         unsafe { self.end.is_before((*self.scan).indexRelation, &self.keys) }
     }
 
-    /// Hash of the key that is looked for. Keys that are equal without being the same have others,
-    /// which costs a look into the index.
+    /// Returns the hash of the key that is looked for. Keys that are equal but not identical have
+    /// different hashes, which costs a look-up in the index.
     fn hash(&self, key: &Key) -> u64 {
         let mut hasher = KeyHasher::new(0);
         for (_, value) in self.wanted(key) {
@@ -372,7 +375,7 @@ impl IndexLookup {
         hasher.finish()
     }
 
-    /// The values that are looked for, with the positions of their columns in the table.
+    /// Returns the values that are looked for, with the positions of their columns in the table.
     fn wanted(&self, key: &Key) -> impl Iterator<Item = (usize, Value<'_>)> {
         let shape = self.table().descriptor();
         let each = self.keys.iter().zip(&key.columns);
@@ -384,7 +387,7 @@ impl IndexLookup {
         })
     }
 
-    /// Whether the row in a slot has what else identifies the row that is looked for.
+    /// Whether the row in a slot has the identity's other values that are looked for.
     fn has_rest(&self, slot: &Slot) -> bool {
         let shape = self.table().descriptor();
         let mut rest = self.rest.iter();
@@ -400,7 +403,7 @@ impl IndexLookup {
             // SAFETY: the value that is looked for is one of the column, and there while it is.
             let wanted = unsafe { Value::new(attribute, wanted) };
             wanted.is_same(here) || {
-                // For what comparing leaves.
+                // Memory for one comparison.
                 // SAFETY: dropped here.
                 let mut memory = unsafe { Scratch::below_current(c"braid key") };
                 memory.run(|| scan::equal(attribute.collation(), wanted, here))
@@ -408,8 +411,9 @@ impl IndexLookup {
         })
     }
 
-    /// Whether the row with this very key is at the place, alive and not being written by anybody:
-    /// then it is in the slot. There is one such row at most, as the index is unique at all times.
+    /// Whether the row with this very key is at the place, alive and not being written by another
+    /// transaction. If so, it is in the slot. There is at most one such row, because the index is
+    /// unique at all times.
     fn is_at(&mut self, key: &Key, hint: Hint, slot: &Slot) -> bool {
         let (table, keys, count) = (self.table, self.keys.as_ptr(), self.keys.len());
         let (columns, dirty) = (key.columns.as_ptr(), &raw mut *self.dirty);
@@ -437,11 +441,11 @@ impl IndexLookup {
                     buffer = raw::ReadBuffer(table, block);
                 }
                 if buffer < 0 {
-                    // A temporary table's: not one of those that all can read.
+                    // A buffer of a temporary table, not a shared one.
                     raw::ReleaseBuffer(buffer);
                     return false;
                 }
-                // As a look through the index does: what nobody sees any more makes room.
+                // As an index scan does: dead rows are removed to make room.
                 if prunes {
                     compat::prune_page(table, buffer);
                 }
@@ -486,7 +490,7 @@ impl IndexLookup {
                     self.found_nothing = true;
                     return Ok(Found::Missing(None));
                 }
-                // Also where another row has the key in the index, which has room for one.
+                // Also if another row has the key in the index, which allows only one.
                 Outcome::None { .. } | Outcome::Visible => {
                     let (moved, deletion) = self.survey(slot, refine)?;
                     if !moved || !self.visible_to_fresh_snapshot(slot) {
@@ -497,8 +501,8 @@ impl IndexLookup {
         }
     }
 
-    /// Start to look: the first version under the key that `snapshot` sees, and how many entries
-    /// the index had up to it.
+    /// Starts a scan. Returns whether there is a version under the key that the snapshot sees, and
+    /// how many index entries came up to it.
     fn first(&mut self, sees: Sees, slot: &Slot) -> (bool, usize) {
         let prunes = self.prunes;
         let dirty = &raw mut *self.dirty;
@@ -519,16 +523,16 @@ impl IndexLookup {
         }
     }
 
-    /// The next version under the key that the scan's snapshot sees.
+    /// Returns whether there is another version under the key that the scan's snapshot sees.
     fn next(&mut self, slot: &Slot) -> bool {
         let (scan, prunes, raw) = (self.scan, self.prunes, slot.as_ptr());
         // SAFETY: the scan was started.
         unsafe { pg_sys::ffi::pg_guard_ffi_boundary(|| next_version(scan, raw, prunes).0) }
     }
 
-    /// Find and lock all rows under the keys that are not the one at `own` and not among `rows`,
-    /// where they are put. Of what a lossy index brings, those that `meets` takes. Waits for who is
-    /// writing one.
+    /// Finds and locks all rows under the keys except the one at `own` and those in `rows`, and
+    /// adds them to `rows`. If the index is lossy, only rows that `meets` accepts. Waits for
+    /// transactions that are writing such a row.
     ///
     /// # Errors
     /// As [`IndexLookup::find`].
@@ -538,7 +542,7 @@ impl IndexLookup {
         rows: &mut LockedRows,
         meets: &mut dyn FnMut(&Slot) -> bool,
     ) -> Result<(), PgError> {
-        // Each time one was waited for, from the start: another may have come.
+        // After each wait from the start: another row may have come.
         'again: loop {
             let mut slot = self.make_slot();
             let (mut found, _) = self.first(Sees::Unfinished, &slot);
@@ -562,8 +566,8 @@ impl IndexLookup {
         }
     }
 
-    /// Whether there is a row under the keys that is not the one at `own`, finished or not, and
-    /// that `meets` takes if the index is lossy.
+    /// Whether there is a row under the keys other than the one at `own`, committed or not, that
+    /// `meets` accepts if the index is lossy.
     pub(super) fn has_other(
         &mut self,
         own: pg_sys::ItemPointerData,
@@ -581,19 +585,19 @@ impl IndexLookup {
         !self.state().xs_recheck || meets(slot)
     }
 
-    /// The table, which is open whenever the look-up is used.
+    /// Returns the table, which is open whenever the look-up is used.
     fn table(&self) -> RelationRef<'_> {
         // SAFETY: the caller of `with_keys` says so, and that there is one.
         unsafe { RelationRef::from_ptr(self.table).unwrap_unchecked() }
     }
 
-    /// A slot for a row of the table.
+    /// Returns a new slot for a row of the table.
     fn make_slot(&self) -> Slot {
         slot_of(self.table())
     }
 
-    /// The dirty snapshot says who is writing or deleting the version that it showed: wait for that
-    /// transaction to end, with deadlock detection. False if there is none.
+    /// Waits for the transaction that is writing or deleting the version that the dirty snapshot
+    /// showed, with deadlock detection. Returns false if there is none.
     fn wait_for_writer(&self) -> bool {
         let writer = [self.dirty.xmin, self.dirty.xmax]
             .into_iter()
@@ -613,7 +617,8 @@ impl IndexLookup {
         }
     }
 
-    /// Lock the version in `slot`; `None` when it changed meanwhile and has to be looked for again.
+    /// Locks the version in `slot`. Returns `None` if it has changed meanwhile and must be looked
+    /// up again.
     fn lock(&mut self, slot: &Slot) -> Result<Option<Stamp>, PgError> {
         lock_row(self.table(), slot)
     }
@@ -628,8 +633,8 @@ impl IndexLookup {
         matches!(seen, Ok(true))
     }
 
-    /// Look through the dead versions of the row under the key: whether the row may have gone to a
-    /// place that the scan had passed, and the latest deletion.
+    /// Looks through the dead versions of the row under the key. Returns whether the row may have
+    /// moved to a place that the scan had passed, and the latest deletion.
     fn survey(
         &mut self,
         slot: &Slot,
@@ -647,8 +652,8 @@ impl IndexLookup {
             let end = end_of(slot);
             moved |= matches!(end, EndOfVersion::Open | EndOfVersion::Replaced(..));
             match end {
-                // Where none of them is there any more, the last one was given another key: that is
-                // a deletion of this one.
+                // If none of the versions is there any more, the last one was given another key,
+                // which is a deletion of this key.
                 EndOfVersion::Replaced(xid, stamp @ Stamp::Known(..))
                 | EndOfVersion::Deleted(xid, stamp @ Stamp::Known(..)) => {
                     let refined = refine(xid, slot, stamp)?;

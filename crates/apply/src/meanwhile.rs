@@ -1,16 +1,17 @@
-//! What other nodes' changes have done to a table while a copy filled it. Run by the copy workers.
+//! Reconciles a copied table with changes of other nodes that came while the copy filled it. Run by
+//! the copy workers.
 //!
-//! Such a change does not see the copy's rows, nor what came along with them
-//! (`workers/copy/versions.rs`), before the copy has committed; and the copy does not look whether
-//! a row was deleted here. So once all is there, and before it is committed, nobody may write, and
-//! all rows are looked at:
+//! Such a change does not see the copy's rows, nor the versions and deletions that came with them
+//! (`workers/copy/versions.rs`), before the copy has committed. And the copy does not check whether
+//! a row was deleted here. So when all rows are loaded, and before the commit, writers are locked
+//! out and all rows are checked:
 //!
-//! | row | leaves when |
+//! | row | is deleted if |
 //! |---|---|
-//! | copied | a change that came here meanwhile has deleted it, and is newer |
-//! | another node's, or this one's | the provider had another version of it, or its deletion, that is newer |
+//! | copied | a newer change that came meanwhile has deleted it |
+//! | of another node, or this one | the provider had a newer version, or deletion, of it |
 //!
-//! A copied row of no known version is as old as what no change is older than any more.
+//! A copied row without a known version counts as old as changes that can't arrive any more.
 
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -31,22 +32,22 @@ use super::key_hash::KeyHashes;
 use super::rewrite::has_rewritten;
 use super::version::OriginNames;
 
-/// Rows of a table that are to leave, by their places.
+/// Rows of a table that are to be deleted, by their places.
 #[derive(Debug, Default)]
 pub struct Leaving {
-    /// Copied, and deleted meanwhile.
+    /// Copied, and deleted by a change that came meanwhile.
     pub deleted: Vec<String>,
-    /// Written meanwhile, and deleted by what the copy has brought. The provider also tells that a
-    /// row is dead which has lost to another one there.
+    /// Written meanwhile, and deleted by a deletion that the copy has brought. The provider also
+    /// reports rows as deleted that have lost a unique conflict there.
     pub gone: Vec<String>,
-    /// Written meanwhile, and older than what the copy has of them.
+    /// Written meanwhile, and older than the copy's version.
     pub replaced: Vec<String>,
 }
 
-/// Rows of an ordinary table that are to leave. Nothing that comes from another node is older than
-/// `since`, microseconds since 1970-01-01 UTC. `copied_to` is the table that was filled: this one,
-/// or that of which it is a partition. `deleted_here` has what others have deleted in this one
-/// ([`tombstone::received`]). `node` is this one's name.
+/// Returns the rows of an ordinary table that are to be deleted. No change from another node is
+/// older than `since`, microseconds since 1970-01-01 UTC. `copied_to` is the table that was filled:
+/// this one, or one of which it is a partition. `deleted_here` has the deletions of others in this
+/// table ([`tombstone::received`]). `node` is the name of this node.
 ///
 /// # Errors
 /// Whatever PostgreSQL raises.
@@ -71,8 +72,8 @@ pub fn leaving(
     })
 }
 
-/// Remove the rows of a table that one of these origins has brought; `None`: all rows. Whatever its
-/// replica identity is: nobody is told.
+/// Deletes the rows of a table that one of these origins has brought; `None`: all rows. The replica
+/// identity does not matter: the deletions are not sent.
 ///
 /// # Errors
 /// Whatever PostgreSQL raises.
@@ -100,7 +101,7 @@ pub fn remove_from(table: u32, origins: Option<&HashSet<ReplOriginId>>) -> Resul
     })
 }
 
-/// Which origin has brought the row in a slot of a table, as far as that is known.
+/// Returns the origin that has brought the row in a slot of a table, as far as it is known.
 fn origin_in(relation: RelationRef<'_>, slot: &Slot) -> Result<Option<ReplOriginId>, PgError> {
     let xid = slot.writer();
     if has_rewritten(xid) {
@@ -115,14 +116,14 @@ fn origin_in(relation: RelationRef<'_>, slot: &Slot) -> Result<Option<ReplOrigin
 struct Look<'a> {
     relation: RelationRef<'a>,
     from: Vec<From>,
-    /// By the hashes that a key has here.
+    /// By the local hashes of keys.
     deleted_here: &'a HashSet<u64>,
     names: RefCell<OriginNames>,
     since: i64,
 }
 
 impl Look<'_> {
-    /// The table is locked against writers.
+    /// Checks all rows. The table is locked against writers.
     fn at_all(&self) -> Result<Leaving, PgError> {
         self.relation.with_slot(|slot| self.at_rows(slot))
     }
@@ -210,7 +211,7 @@ impl Look<'_> {
         })
     }
 
-    /// The newest that the copy has brought for a row's key.
+    /// Returns the newest version or deletion that the copy has brought for a row's key.
     fn newest(
         &self,
         hashes_as: &impl Fn(u32) -> Option<KeyHashes>,
@@ -231,7 +232,7 @@ impl Look<'_> {
     }
 }
 
-/// The version with which the copy has brought a row.
+/// Returns the version with which the copy has brought a row.
 fn brought(hash: u64) -> Result<Option<(i64, ReplOriginId)>, PgError> {
     let found = tombstone::find_copied(hash)?;
     Ok(found.map(|found| (found.timestamp, found.origin)))
@@ -243,7 +244,7 @@ enum Fate {
     Replaced,
 }
 
-/// As a tid is written.
+/// Returns the text of a row's tid.
 fn place(slot: &Slot) -> String {
     let (block, offset) = pgrx::itemptr::item_pointer_get_both(slot.tid());
     format!("({block},{offset})")

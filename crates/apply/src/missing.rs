@@ -1,9 +1,9 @@
-//! Published columns that a table does not have here. They are an error, or left out, by the
+//! Published columns that a local table does not have. They are an error, or left out, by the
 //! table's rule (`braid.missing_column_rule`) or the subscription's option `on_missing_column`. Run
 //! by the appliers and copy workers, once for each plan of a table.
 //!
 //! Invariants: a column of a key is never left out, and no row is. Each column that is left out is
-//! written down in `braid.missing_column`, in the transaction that leaves it out.
+//! recorded in `braid.missing_column`, in the transaction that leaves it out.
 //!
 //! Not for: columns of this node that the provider does not send (`Lacking`).
 
@@ -22,7 +22,7 @@ pub const RULE: &str = "\
           union select $1::oid, 1) a on a.relid = r.relation::oid \
     order by a.steps limit 1";
 
-/// Several appliers may write a column down at a time, so none waits for another.
+/// Several appliers may record a column at a time, so none waits for another.
 const NOTE: &str = "\
     insert into braid.missing_column (subscription_id, source_name, relation, column_name, relation_columns) \
     select $1, $2::name, c.oid::regclass, u.name::name, c.relnatts \
@@ -32,10 +32,10 @@ const NOTE: &str = "\
           and m.column_name = u.name::name and m.relation_columns = c.relnatts) \
     returning column_name::text, relation::text";
 
-/// A published column that is not here.
+/// A published column that is missing here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MissingColumn {
-    /// Its name.
+    /// Name.
     pub name: String,
     /// Part of the provider's primary key, or of a replica identity that is an index.
     pub is_key: bool,
@@ -58,7 +58,7 @@ fn listed(columns: &[&MissingColumn]) -> (&'static str, String) {
 /// `ignores` the subscription's option. In a transaction, with the process's own rights.
 ///
 /// # Errors
-/// 42703 when one of them is not to be left out; whatever PostgreSQL raises.
+/// 42703 if one of them must not be left out; whatever PostgreSQL raises.
 pub fn left_out(
     oid: pg_sys::Oid,
     table: &str,
@@ -98,9 +98,9 @@ pub fn left_out(
     ))
 }
 
-/// Writes down and logs that columns of a table are left out, unless that is known. `source` names
-/// the source of `braid.ingest`, if there is no subscription. In a transaction, with the process's
-/// own rights.
+/// Records and logs that columns of a table are left out, unless that is recorded already. `source`
+/// names the source of `braid.ingest`, if there is no subscription. In a transaction, with the
+/// process's own rights.
 ///
 /// # Errors
 /// Whatever PostgreSQL raises.
@@ -133,7 +133,7 @@ pub fn note(
 }
 
 impl Session {
-    /// Writes down the columns that the transaction in hand leaves out of the tables that it has
+    /// Records the columns that the current transaction leaves out of the tables that it has
     /// opened.
     pub(super) fn note_missing(&mut self) -> Result<(), PgError> {
         let (id, name) = (
@@ -148,7 +148,7 @@ impl Session {
             if target.missing_noted || target.plan.missing.is_empty() {
                 continue;
             }
-            // A partition takes the rows of the table that the stream names.
+            // A partition has the rows of the table that the stream names.
             let table = target.plan.root.unwrap_or(target.plan.oid);
             note(writer, table, &target.plan.missing)?;
             target.missing_noted = true;

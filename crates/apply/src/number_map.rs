@@ -1,5 +1,5 @@
-//! Maps by small numbers that this process or the stream gave out: looked up for every change, so
-//! hashed by one multiplication.
+//! Maps by small numbers that this process or the stream assigns. They are looked up for every
+//! change, so one multiplication hashes them.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -7,7 +7,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 /// A map by numbers.
 pub type NumberMap<K, V> = HashMap<K, V, BuildHasherDefault<NumberHasher>>;
 
-/// Hashes whole numbers. Not for keys that somebody could choose to collide.
+/// Hasher of whole numbers. Not for keys that an attacker could choose to collide.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct NumberHasher(u64);
 

@@ -1,4 +1,4 @@
-//! Questions of other crates about a table that they have open.
+//! Functions for other crates about a table that they have open.
 
 use braid_postgres::error::PgError;
 use braid_postgres::relation::Relation;

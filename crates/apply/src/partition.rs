@@ -1,4 +1,4 @@
-//! Finding the partition that a row belongs to. Run by the appliers.
+//! Finds the partition that a row belongs to. Run by the appliers.
 
 use braid_postgres::ffi;
 use braid_postgres::memory::within;
@@ -7,7 +7,7 @@ use pgrx::pg_sys;
 
 use super::table::make_node;
 
-/// Routes rows of one partitioned table, until the transaction ends.
+/// Router for rows of one partitioned table, until the transaction ends.
 #[derive(Debug)]
 pub struct Router {
     estate: *mut pg_sys::EState,
@@ -16,7 +16,7 @@ pub struct Router {
 }
 
 impl Router {
-    /// Prepare routing below `target`.
+    /// Prepares routing below `target`.
     ///
     /// # Safety
     /// `target` is of the open partitioned table `relation` in `estate`. All are there until the
@@ -46,7 +46,7 @@ impl Router {
         }
     }
 
-    /// The partition for the row in `slot`.
+    /// Returns the partition for the row in `slot`.
     pub fn find(&self, slot: &Slot) -> pg_sys::Oid {
         // SAFETY: as the caller of `new` says.
         unsafe {
@@ -57,14 +57,14 @@ impl Router {
                 let leaf = ffi::exec_find_partition(self.state, root, self.routing, slot, estate);
                 (*(*leaf).ri_RelationDesc).rd_id
             });
-            // The value of a key that is an expression.
+            // Frees the value of a key that is an expression.
             let context = (*estate).es_per_tuple_exprcontext;
             pg_sys::MemoryContextReset((*context).ecxt_per_tuple_memory);
             oid
         }
     }
 
-    /// Close what routing has opened.
+    /// Closes what routing has opened.
     pub fn end(self) {
         // SAFETY: ended once, before the executor state is freed.
         unsafe { ffi::exec_cleanup_tuple_routing(self.state, self.routing) };

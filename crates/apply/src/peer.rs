@@ -27,21 +27,21 @@ use braid_postgres::libpq::{Cells, Connection, Mode};
 use braid_postgres::server;
 use braid_postgres::wait::Wait;
 
-/// A connection that was not used for so long is closed.
+/// Time after which an unused connection is closed.
 const KEPT: Duration = Duration::from_secs(60);
-/// Waiting for a lock at a peer ends after this part of the time for its answer.
+/// Divisor of the time for an answer that gives the time to wait for a lock at the peer.
 const LOCK_PART: u32 = 4;
 
-/// Who is asked.
+/// A node that can be asked.
 #[derive(Clone)]
 pub(super) struct Source {
     /// Subscription whose provider it is.
     pub(super) subscription: u32,
-    /// Name of that, which the connection shows there.
+    /// Name of the subscription, which the connection shows at the node.
     pub(super) name: String,
     /// Name of the node.
     pub(super) node: String,
-    /// Its connection string. Never to be logged or shown.
+    /// Connection string of the node. Never to be logged or shown.
     pub(super) dsn: String,
 }
 
@@ -51,35 +51,35 @@ impl std::fmt::Debug for Source {
     }
 }
 
-/// From when on an answer says what is asked.
+/// State that an answer must show.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum AsOf {
-    /// With what this transaction of the peer has written.
+    /// With the writes of this transaction of the peer.
     Transaction(u32),
-    /// With a row that is no older than this, microseconds since 1970-01-01 UTC.
+    /// With a version of the row that is at least this new, microseconds since 1970-01-01 UTC.
     Version(i64),
 }
 
-/// Form in which a value is asked for.
+/// Form in which a value is fetched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
     /// Bytes of a bytea.
     Bytes,
     /// The output function's text.
     Text,
-    /// No column: when the transaction that wrote the row was committed, microseconds since
+    /// No column: the commit time of the transaction that wrote the row, microseconds since
     /// 1970-01-01 UTC.
     CommitTime,
 }
 
-/// A column that is asked for.
+/// A column to fetch.
 #[derive(Debug, Clone)]
 pub(super) struct Column {
     pub(super) name: String,
     pub(super) form: Form,
 }
 
-/// What is asked: columns of the row with this key.
+/// A question: columns of the row with this key.
 #[derive(Debug)]
 pub(super) struct Question<'a> {
     pub(super) namespace: &'a str,
@@ -90,7 +90,7 @@ pub(super) struct Question<'a> {
     pub(super) as_of: AsOf,
 }
 
-/// What a peer knows.
+/// Answer of a peer.
 #[derive(Debug)]
 pub(super) enum Reply {
     /// Columns of the row, in the order of the question.
@@ -104,15 +104,15 @@ pub(super) enum Reply {
 struct Peer {
     dsn: String,
     connection: Connection,
-    /// The node reads a table with the rights of the table's owner only, as a query may run the
-    /// owner's code. A node that only sends changes need not have the extension.
+    /// Whether the node reads a table only with the rights of the table's owner, because a query
+    /// may run the owner's code. A node that only sends changes need not have the extension.
     reads_as_owner: bool,
-    /// The columns of tables, as they were when they were last asked for, by [`Question::shape`].
+    /// Columns of tables, as they were at the last question, by [`Question::shape`].
     shapes: HashMap<String, Vec<KeyColumn>>,
     used: Instant,
 }
 
-/// The connections of a process.
+/// Connections of a process.
 #[derive(Default)]
 pub(super) struct Peers {
     by_subscription: HashMap<u32, Peer>,
@@ -125,7 +125,8 @@ impl std::fmt::Debug for Peers {
 }
 
 impl Peers {
-    /// Ask. The answer comes with whether it is as of what was asked for, or may be older.
+    /// Asks a node. Returns the answer, and whether it shows the state that was asked for; if not,
+    /// it may be older.
     ///
     /// # Errors
     /// The peer's; 08006 without a connection; 57014 past the deadline.
@@ -135,8 +136,7 @@ impl Peers {
         question: &Question<'_>,
         deadline: Instant,
     ) -> Result<(Reply, bool), PgError> {
-        // It is put back once it has answered: what goes wrong closes it, also when this is
-        // interrupted.
+        // It is put back once it has answered. Any error, or an interrupt, closes it.
         let known = self.by_subscription.remove(&source.subscription);
         let fresh = known
             .as_ref()
@@ -146,7 +146,7 @@ impl Peers {
             _ => Peer::open(source, deadline)?,
         };
         let answer = match peer.ask(question, deadline) {
-            // An old connection may have been cut while nobody looked.
+            // An idle connection may have been cut.
             Err(error) if !fresh && error.sqlstate.is_of("08") => {
                 peer = Peer::open(source, deadline)?;
                 peer.ask(question, deadline)
@@ -166,7 +166,7 @@ impl Peers {
         peer.and_then(|peer| peer.kept_by(source, deadline)) == Some(PeerLock::ByCommit)
     }
 
-    /// Close what was not used for a while.
+    /// Closes connections that were not used for a while.
     pub(super) fn close_unused(&mut self) {
         self.by_subscription
             .retain(|_, peer| peer.used.elapsed() < KEPT);
@@ -242,7 +242,7 @@ impl Peer {
                 return Ok((Reply::NoTable, true));
             };
             match self.put(question, &sql, deadline) {
-                // The table may be another one by now than that whose columns are known.
+                // The table may have been replaced since its columns were read.
                 Err(error) if is_of_statement(&error) => {
                     self.shapes.remove(&question.shape());
                     last = Some(error);
@@ -268,7 +268,7 @@ impl Peer {
         if let Some(sql) = known.and_then(|shape| question.sql(shape, by)) {
             return Ok(Some(sql));
         }
-        // Not known, or a column has come since.
+        // Not known, or a column was added since.
         let shape = self.read_shape(question, deadline)?;
         let sql = question.sql(&shape, by);
         self.shapes.insert(name, shape);
@@ -302,7 +302,7 @@ impl Peer {
         ))
     }
 
-    /// Reads the columns of the peer's table, those of the key with how they are compared.
+    /// Reads the columns of the peer's table, and the equality operators of those of the key.
     fn read_shape(
         &mut self,
         question: &Question<'_>,
@@ -321,12 +321,12 @@ impl Peer {
     }
 }
 
-/// How the row is found.
+/// Way in which the row is found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum FoundBy {
     /// By values of the key's types.
     Value,
-    /// By the texts that these types write.
+    /// By the text forms of these values.
     Text,
 }
 
@@ -355,7 +355,7 @@ impl Question<'_> {
         )
     }
 
-    /// The statement that has the peer run the question's SQL as the owner of the table.
+    /// Returns the statement that makes the peer run the question's SQL as the table's owner.
     fn as_owner(&self, sql: &str) -> String {
         let query = rendered(
             sql,
@@ -380,7 +380,7 @@ impl Question<'_> {
         )
     }
 
-    /// The names of the key's columns, as an array in SQL.
+    /// Returns the names of the key's columns, as an array in SQL.
     fn keys(&self) -> String {
         let names: Vec<String> = self
             .key
@@ -395,10 +395,11 @@ impl Question<'_> {
         format!("{} {}", self.table(), self.keys())
     }
 
-    /// One row, whether there is such a row or not: is it as of what was asked for, is there one,
-    /// and its columns. All of one snapshot. Rows of tables that inherit from the table are not its
-    /// own; a partitioned table's are its partitions'. `None` if `shape`, which has the
-    /// peer's columns, lacks one. The number of a parameter stands between two [`PARAMETER`]s.
+    /// Returns the question's SQL. Its result is one row, in any case: whether it shows the state
+    /// that was asked for, whether the row exists, and its columns. All is of one snapshot. Rows of
+    /// tables that inherit from the table are not its own; those of partitions are. Returns `None`
+    /// if `shape`, which has the peer's columns, lacks one. The number of a parameter stands
+    /// between two [`PARAMETER`]s.
     fn sql(&self, shape: &[KeyColumn], by: FoundBy) -> Option<String> {
         let known = |name: &str| shape.iter().find(|column| column.name == name);
         let columns: Option<String> = self
@@ -431,8 +432,8 @@ impl Question<'_> {
         let table = self.table();
         let literal = quote_literal(&table);
         let (current, from) = match self.as_of {
-            // The number with its epoch: of all that end like this the one that is nearest to the
-            // next.
+            // The transaction id with its epoch: of all ids with these lower bits the one nearest
+            // to the next id.
             AsOf::Transaction(xid) => (
                 "pg_visible_in_snapshot(greatest(s.next - case when s.behind > 2147483648 then s.behind - 4294967296 \
                  when s.behind < -2147483648 then s.behind + 4294967296 else s.behind end, 0)::text::xid8, s.snapshot)"
@@ -474,14 +475,16 @@ impl Column {
     }
 }
 
-/// Stands before and after the number of a parameter. No SQL has this character otherwise.
+/// Marks the number of a parameter, before and after it. SQL has this character nowhere else.
 const PARAMETER: char = '\0';
 
-/// When the row was written, in microseconds since 1970-01-01 UTC, for the list of a SELECT.
+/// Time at which the row was written, in microseconds since 1970-01-01 UTC, for the list of a
+/// SELECT.
 const COMMIT_TIME: &str = ", case when current_setting('track_commit_timestamp')::bool \
     then (extract(epoch from pg_xact_commit_timestamp(t.xmin)) * 1000000)::int8::text end";
 
-/// A question's SQL with its parameters, given their numbers, and the text between them.
+/// Returns a question's SQL: `parameter` converts the number of each parameter, `text` the parts
+/// between them.
 fn rendered(
     sql: &str,
     parameter: impl Fn(&str) -> String,
@@ -499,7 +502,7 @@ fn rendered(
         .collect()
 }
 
-/// SQL in this database's encoding, which is that of the connection.
+/// Returns SQL in this database's encoding, which is that of the connection.
 fn in_local_encoding(sql: &str) -> Result<CString, PgError> {
     encoding::to_server(sql).ok_or_else(|| {
         PgError::new(

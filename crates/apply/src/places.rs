@@ -1,30 +1,30 @@
-//! Where the rows of a table were last found or written, by the hash of their keys: what is changed
-//! often is found again without its index, and without a walk through the versions that other
-//! transactions have left behind. Run by the appliers.
+//! Cache of the places where rows of a table were last found or written, by the hash of their keys.
+//! A row that changes often is found without its index, and without a walk through the dead
+//! versions that other transactions have left. Run by the appliers.
 //!
-//! An entry is a hint. Whoever follows one checks that a row with that very key is alive there, and
-//! looks in the index if not: so entries are neither removed nor corrected when a transaction is
-//! rolled back or the row goes elsewhere.
+//! An entry is a hint. Its user checks that a row with that very key is alive at the place, and
+//! looks in the index otherwise. So entries need not be removed or corrected when a transaction is
+//! rolled back or the row moves.
 
 use braid_postgres::heap_page::Place;
 use pgrx::pg_sys;
 
-/// How many keys are remembered of a table; of two that share an entry, the one seen last.
+/// Number of entries per table; of two keys that share an entry, the last one stays.
 const ENTRIES: usize = 1024;
 
-/// Look-ups before anything is remembered: tables of which little changes need no memory for it.
+/// Look-ups before anything is stored: a table with few changes needs no memory for its cache.
 const PATIENCE: u32 = 64;
 
-/// Where a row may be.
+/// Possible place of a row.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Hint {
-    /// In the table.
+    /// Place in the table.
     pub place: Place,
-    /// The buffer that its block was in; 0: not known.
+    /// The buffer that had its block; 0: not known.
     pub buffer: pg_sys::Buffer,
 }
 
-/// The places.
+/// The cache of one table.
 #[derive(Debug, Default)]
 pub struct Places {
     entries: Vec<(u64, Hint)>,
@@ -32,14 +32,14 @@ pub struct Places {
 }
 
 impl Places {
-    /// Where the row under the key with this hash may be.
+    /// Returns the possible place of the row whose key has this hash.
     #[must_use]
     pub fn get(&self, hash: u64) -> Option<Hint> {
         let (of, hint) = self.entries.get(index(hash))?;
         (*of == hash && hint.place.1 != 0).then_some(*hint)
     }
 
-    /// That row is here now.
+    /// Stores the place of the row whose key has this hash.
     pub fn note(&mut self, hash: u64, mut hint: Hint) {
         if self.entries.is_empty() {
             self.seen += 1;
@@ -49,8 +49,8 @@ impl Places {
             self.entries = vec![(0, Hint::default()); ENTRIES];
         }
         if let Some((of, entry)) = self.entries.get_mut(index(hash)) {
-            // Who has written a row does not know the buffer. Mostly the new version is on the same
-            // page as the one before.
+            // The writer of a row does not know the buffer. The new version is mostly on the same
+            // page as the old one.
             if hint.buffer == 0 && entry.place.0 == hint.place.0 {
                 hint.buffer = entry.buffer;
             }

@@ -1,30 +1,32 @@
-//! The Querier: large values that a change has left as they were, and that the row here does not
-//! have either, are asked for at the node that has them. Run by the appliers.
+//! Fetches large values that a change left unchanged, and that the local row does not have, from
+//! the node that has them. Run by the appliers.
 //!
-//! An update's unchanged TOAST values are not in WAL. The row that is here has them when the same
-//! node wrote it last (`braid_bgworker::conflict::completes`). Else the provider is asked before
-//! the change is written. Its answer may be newer than the change: what made it newer comes later.
-//! If it is, it may be of another row that has the key by then, so the row is marked as below.
-//! It is never older: what the change left as it was, its writer had seen, and whoever asks sees
-//! that too, if not the change itself yet (a commit is in WAL before other sessions see it, and
-//! where it waits for a synchronous standby that may be long). Only where the key has changed it
-//! matters which of both is seen.
+//! An update's unchanged TOAST values are not in WAL. If the same node wrote the local row last,
+//! that row has them (`braid_bgworker::conflict::completes`). Otherwise the provider is asked
+//! before the change is written. Its answer may be newer than the change: the change that made it
+//! newer follows in the stream. A newer answer may also be of another row that has the key by then,
+//! so the row gets a merge marker.
 //!
-//! Not all is known when a change comes. A value may have been put into the row at a third node,
-//! and come from there later: then it loses here against what was made of it. So what loses with
-//! large values of its own, or with some left as they were, which its writer may have had others
-//! of, is a reason to ask as well: the node whose version of the row is here.
+//! The answer is never older than the change. Its writer had seen the unchanged value, and a
+//! question sees it too, even if it does not see the change itself yet. (A commit is in WAL before
+//! other sessions see it; if it waits for a synchronous standby, that may be long.) It only matters
+//! which of the two is seen if the key has changed.
 //!
-//! A table may be locked at the asked node, by a transaction whose commit waits until this node has
-//! confirmed it (`synchronous_standby_names` there). It may be the very transaction that is
-//! applied. No question is answered before it is confirmed. So a question ends with 55P03 after a
-//! while, the error says whether commits wait ([`PeerLock`](braid_postgres::error::PeerLock)), and
-//! the applier parks the transaction if they do: it is durable then, and confirmed, and is applied
+//! Another case: C writes a large value. B updates the row and leaves the value alone. The change
+//! of B arrives here first, then that of C, which loses: its value is lost here. So B, whose
+//! version the local row has, is also asked when a losing change brings large values, or leaves
+//! some unchanged that its own node may have had.
+//!
+//! A table may be locked at the asked node by a transaction whose commit waits until this node has
+//! confirmed it (`synchronous_standby_names`). It may be the very transaction that is applied, and
+//! the question would wait for its confirmation. So a question ends with 55P03 after a while. The
+//! error says whether commits wait for this node ([`PeerLock`](braid_postgres::error::PeerLock)).
+//! If they do, the applier parks the transaction: it is durable then, is confirmed, and is applied
 //! later.
 //!
-//! A row that nobody knows any more was deleted or given another key there since, and that change
-//! is on its way. The row is then written with what is here, and remembered as one that was merged:
-//! whatever changes it next does not take its columns for granted.
+//! If no node has the row any more, it was deleted or got another key since, and that change is on
+//! its way. The row is then written with the local values and a merge marker, so the next change of
+//! it counts as a conflict.
 
 mod entered;
 
@@ -61,55 +63,57 @@ use super::{Current, Identity, NO_SUBSCRIPTION, Session, rules};
 pub(super) use entered::{Answers, Entered};
 use entered::{WRITTEN_AT, is_written_at};
 
-/// Pause before a node is asked again that did not see its own commit yet.
+/// Pause before asking a node again that did not see its own commit yet.
 const AGAIN: Duration = Duration::from_millis(10);
 
 /// `MAXALIGN(TOAST_POINTER_SIZE)` of src/backend/access/heap/heaptoast.c, 15 to 18: shorter values
 /// stay in their row.
 const SHORTEST: usize = 24;
 
-/// `TOAST_TUPLE_TARGET` of src/include/access/heaptoast.h, 15 to 18, of 8 kB pages, less what a row
-/// takes for itself.
+/// `TOAST_TUPLE_TARGET` of src/include/access/heaptoast.h, 15 to 18, for 8 kB pages, less the row's
+/// header.
 const ROW_TARGET: usize = 2000;
 
-/// Values of columns, by their place in a local row.
+/// Values of columns, by their positions in a local row.
 pub(super) type ColumnValues = Vec<(usize, Option<pg_sys::Datum>)>;
 
-/// What was found out about a row.
+/// Answer about a row.
 #[derive(Debug)]
 pub(super) enum Fetched {
-    /// Values of its columns.
+    /// The values of its columns.
     Columns {
         values: ColumnValues,
-        /// No later transaction has written the row: its key may be another row's by then.
+        /// Whether no later transaction has written the row: otherwise another row may have its key
+        /// by now.
         is_exact: bool,
     },
-    /// The row is not there any more.
+    /// The row is gone.
     Gone,
-    /// There is nobody to ask: the change was handed to `braid.ingest`.
+    /// There is no node to ask: the change was passed to `braid.ingest`.
     Nobody,
 }
 
 /// Columns that the provider is asked for.
 struct Sought {
     source: Source,
-    /// Places of the columns that the row lacks, in the plan.
+    /// Positions in the plan of the columns that the row lacks.
     gaps: Vec<usize>,
-    /// These columns, and [`WRITTEN_AT`].
+    /// The columns of `gaps`, and [`WRITTEN_AT`].
     columns: Vec<Column>,
 }
 
-/// A row that is asked for, and the key that it had before, of which it has what it lacks.
+/// A row that another node is asked for, and the key that it had before. Parts of the key that
+/// `row` lacks are taken from `before`.
 #[derive(Clone, Copy)]
 pub(super) struct Wanted<'v> {
     pub(super) row: &'v RowValues,
     pub(super) before: (Key, &'v RowValues),
-    /// Its key is another one than before, or it may be.
+    /// Whether its key has changed, or may have.
     pub(super) moved: bool,
 }
 
 impl Tables {
-    /// Places in the plan's columns of those that are not available in `values`.
+    /// Returns the positions in the plan of columns whose values are missing in `values`.
     fn gaps(&mut self, key: Key, values: &RowValues) -> Result<Vec<usize>, PgError> {
         let columns = self.target(key)?.plan.columns.iter().enumerate();
         Ok(columns
@@ -141,7 +145,7 @@ impl Tables {
             .collect())
     }
 
-    /// The key of a row as names and texts; what it lacks from those of another.
+    /// Returns the names and texts of a row's key; missing ones are taken from another row's.
     fn key_texts(
         &mut self,
         key: Key,
@@ -170,9 +174,9 @@ impl Tables {
         index.identity.iter().map(text_of).collect()
     }
 
-    /// Places in the plan's columns of large values that another node may have left as they were:
-    /// those that a row brings, if they are not what is here, and those that it leaves as they were
-    /// at its own node.
+    /// Returns the positions in the plan of large values that another node's update may have left
+    /// unchanged: those that a row brings and that differ from the local ones, and those that its
+    /// own node left unchanged.
     fn late_columns(&mut self, key: Key, after: &RowValues) -> Result<Vec<usize>, PgError> {
         let target = self.target(key)?;
         let Some(table) = &target.table else {
@@ -212,20 +216,20 @@ impl Tables {
 }
 
 impl OriginNames {
-    /// Whether what a change leaves as it was is what the row that was found has.
+    /// Whether the values that a change left unchanged are those of the local row that was found.
     pub(super) fn knows_rest(&mut self, found: Found, current: &Current) -> bool {
         completes(self.local(found), version(current))
     }
 }
 
-/// Questions to other nodes about rows: the connections, and the provider as one of these nodes.
+/// Connections to other nodes for questions about rows, and the provider as one of these nodes.
 #[derive(Debug, Default)]
 pub(super) struct Querier {
     peers: Peers,
     provider: Option<Source>,
 }
 
-/// Columns of a row that are asked for: at which node, as of when, and until when.
+/// A question for columns of a row: the node, the state that it must show, and the deadline.
 struct Inquiry<'a> {
     source: &'a Source,
     is_provider: bool,
@@ -236,8 +240,8 @@ struct Inquiry<'a> {
 }
 
 impl Inquiry<'_> {
-    /// Wait a moment for the node to show what it has sent. False when it has had all its time: a
-    /// commit there may wait for a standby, and that, in the end, for this very transaction.
+    /// Waits a moment for the node to show the state that it has sent. Returns false after the
+    /// deadline: a commit there may wait for a standby, and so for this very transaction.
     fn may_wait(&self) -> bool {
         if Instant::now() < self.deadline {
             latch::wait_as(Wait::Querier, AGAIN);
@@ -253,7 +257,7 @@ impl Inquiry<'_> {
 }
 
 impl Querier {
-    /// Ask for the row with this key.
+    /// Asks for the row with this key.
     fn ask(
         &mut self,
         inquiry: &Inquiry<'_>,
@@ -271,7 +275,8 @@ impl Querier {
             .map_err(|error| failed(error, inquiry.source, inquiry.is_provider, inquiry.remote))
     }
 
-    /// The provider of a subscription; `None` when there is none. With the process's own rights.
+    /// Returns the provider of a subscription; `None` if there is none. With the process's own
+    /// rights.
     fn provider(&mut self, subscription_id: u32) -> Result<Option<&Source>, PgError> {
         if subscription_id == NO_SUBSCRIPTION {
             return Ok(None);
@@ -295,10 +300,10 @@ impl Querier {
     }
 }
 
-/// The provider of the subscription that brought what has this origin, if that is enabled. With the
-/// process's own rights.
+/// Returns the provider of the subscription that brings changes with this origin, if it is enabled.
+/// With the process's own rights.
 fn source_of(origin: ReplOriginId) -> Result<Option<Source>, PgError> {
-    // As a statement that writes: it sees what is committed now, also an origin that is younger
+    // Run as a statement that writes, so that it sees the newest commits: the origin may be younger
     // than this transaction.
     let found = rows_written(
         &format!(
@@ -321,7 +326,7 @@ fn source_of(origin: ReplOriginId) -> Result<Option<Source>, PgError> {
     }))
 }
 
-/// Questions about rows of the transaction in hand: what they need of a session.
+/// The parts of a session that ask other nodes about rows of the current transaction.
 pub(super) struct Questions<'s> {
     querier: &'s mut Querier,
     tables: &'s mut Tables,
@@ -332,7 +337,7 @@ pub(super) struct Questions<'s> {
 }
 
 impl Questions<'_> {
-    /// Whose rights a question is put with, and who puts it.
+    /// Returns the rights with which a question is asked, and the connections.
     fn rights(&mut self) -> (Rights<'_>, &mut Querier) {
         let rights = Rights {
             user: &mut self.attempt.user,
@@ -343,7 +348,7 @@ impl Questions<'_> {
         (rights, self.querier)
     }
 
-    /// The values that a change, which is about to be written, leaves as they were.
+    /// Fetches the values that a change, which is about to be written, left unchanged.
     pub(super) fn fetch_gaps(
         &mut self,
         context: RowContext<'_>,
@@ -375,7 +380,7 @@ impl Questions<'_> {
                     let values = self.read_columns(key, &gaps, &row)?;
                     return Ok(Fetched::Columns { values, is_exact });
                 }
-                // The change is not to be seen yet: the row has its old key.
+                // The change is not visible yet: the row has its old key.
                 _ => {
                     if let (Reply::Row(row), false) = self.put(&inquiry, &old)? {
                         let values = self.read_columns(key, &gaps, &row)?;
@@ -390,11 +395,11 @@ impl Questions<'_> {
         }
     }
 
-    /// Finds what the provider is to be asked for: the columns that a row lacks. `None` if there is
-    /// no provider. The answer is to be used while the current change is applied.
+    /// Returns the columns that the provider has to be asked for: those that a row lacks. Returns
+    /// `None` if there is no provider. The answer lives as long as the current change.
     ///
     /// # Errors
-    /// 40001 if the transaction still runs at the provider.
+    /// 40001 if the transaction is in progress at the provider.
     fn sought_of_provider(
         &mut self,
         context: RowContext<'_>,
@@ -441,7 +446,7 @@ impl Questions<'_> {
         }
     }
 
-    /// Ask, and count it.
+    /// Asks, and counts the question.
     fn put(
         &mut self,
         inquiry: &Inquiry<'_>,
@@ -451,7 +456,7 @@ impl Questions<'_> {
         self.querier.ask(inquiry, key)
     }
 
-    /// What came, as values of a local row.
+    /// Converts an answer to values of a local row.
     fn read_columns(
         &mut self,
         key: Key,
@@ -474,16 +479,17 @@ impl Questions<'_> {
         Ok(values)
     }
 
-    /// The provider of the stream; `None` when there is none.
+    /// Returns the provider of the stream; `None` if there is none.
     fn provider(&mut self, key: Key) -> Result<Option<Source>, PgError> {
         let id = self.identity.subscription_id;
         let (mut rights, querier) = self.rights();
         rights.with_own(key, || Ok(querier.provider(id)?.cloned()))
     }
 
-    /// Values that a row, which is in the local slot and has this version, gets of the large values
-    /// that its writer had: `None` where that is what it has, or nobody can be asked. The change
-    /// that has lost brings `after`; `sought` has the key of the row.
+    /// Returns the large values that the row in the local slot, which has this version, has at its
+    /// writer's node. Returns `None` if the local row has them already, or there is no node to ask;
+    /// no values if the node does not tell. `after` is the row of the change that has lost,
+    /// `sought` has the row's key.
     fn late_values(
         &mut self,
         context: RowContext<'_>,
@@ -527,8 +533,8 @@ impl Questions<'_> {
 }
 
 impl Tables {
-    /// The version of the row that was found, if its writer is to be asked for large values: a
-    /// change has lost against it by the versions alone.
+    /// Returns the version of the row that was found, if its writer has to be asked for large
+    /// values: a change has lost against it, by the versions alone.
     fn asked_version(
         &self,
         context: RowContext<'_>,
@@ -536,21 +542,22 @@ impl Tables {
         decision: Decision,
     ) -> Result<Option<(i64, ReplOriginId)>, PgError> {
         let plan = self.plan(context.key)?;
-        // Where whole old rows come and complete each row that is written, nobody has left anything
-        // out; and what is merged is not the other node's alone.
+        // With whole old rows, each written row is complete. With column rules, merged values are
+        // not those of the other node alone.
         if context.remote.identity == braid_gir::ReplicaIdentity::Full && plan.column_rules.any() {
             return Ok(None);
         }
         let version = match found {
             Found::Row(Stamp::Known(timestamp, origin)) => (timestamp, origin),
-            // One of which other columns were asked for; not what a function has made.
+            // A row with fetched columns has a merge marker too; a row that a conflict function
+            // made is left as it is.
             Found::Row(Stamp::Merged(timestamp, origin)) if !plan.rules.asks() => {
                 (timestamp, origin)
             }
             _ => return Ok(None),
         };
         let is_newest = |kind| plan.rules.of(kind) == Resolution::LastUpdateWins;
-        // A row that was written here is as it was written here.
+        // A row that this node wrote has its own values.
         let asks = version.1 != 0
             && decision.action == Action::Keep
             && decision.conflict.is_some_and(is_newest);
@@ -559,7 +566,7 @@ impl Tables {
 }
 
 impl Session {
-    /// Questions about rows of the transaction in hand.
+    /// Returns access to questions, for the current transaction.
     pub(super) fn questions(&mut self) -> Questions<'_> {
         Questions {
             querier: &mut self.querier,
@@ -571,8 +578,8 @@ impl Session {
         }
     }
 
-    /// The row in the new slot was just written with columns that nobody vouches for: it has this
-    /// version, and whatever changes it next does not take them for granted.
+    /// Marks the row in the new slot, which was just written with this version and with values that
+    /// no node has confirmed. The next change of it counts as a conflict.
     pub(super) fn mark_unverified(
         &mut self,
         key: Key,
@@ -593,10 +600,10 @@ impl Session {
         })
     }
 
-    /// A change has lost against the row that was found, which is locked. It brings, for the first
-    /// time, large values, or leaves some alone that only its own node has: they may be those that
-    /// the row's writer had and left as they were. See that the row has what it has there. `sought`
-    /// has its key.
+    /// Called when a change has lost against the row that was found, which is locked. If the change
+    /// brings large values, or leaves some unchanged that only its own node has, the winner's
+    /// update may have left those unchanged. Fetches the winner's values from its writer's node,
+    /// and writes them. `sought` has the row's key.
     pub(super) fn settle_late(
         &mut self,
         context: RowContext<'_>,
@@ -629,13 +636,13 @@ impl Session {
         self.mark_unverified(key, version)
     }
 
-    /// Close connections that were not used for a while.
+    /// Closes connections that were not used for a while.
     pub fn rest(&mut self) {
         self.querier.peers.close_unused();
     }
 }
 
-/// `values` with what was found out put into its gaps.
+/// Returns `values` with the fetched values in the missing columns.
 pub(super) fn completed(
     values: &RowValues,
     columns: &[(usize, Option<pg_sys::Datum>)],
@@ -649,8 +656,8 @@ pub(super) fn completed(
     complete
 }
 
-/// What went wrong with a question, for whoever reads it. Of another node than the provider it is
-/// nothing that a new connection to the provider would mend: the transaction is tried again.
+/// Returns an error about a question, for users. If the node is not the provider, a new connection
+/// to the provider would not help: the transaction is applied again.
 fn failed(error: PgError, source: &Source, own: bool, remote: &RemoteRelation) -> PgError {
     let message = format!(
         "could not ask node \"{}\" for large values of table \"{}\": {}",

@@ -1,6 +1,6 @@
-//! How a relation of the stream maps to one of this database: columns by name, the index that finds
-//! its rows, how its values are converted. Built once for each schema record and local relation,
-//! and again after either changed.
+//! Mapping of a relation of the stream to a local one: columns by name, the index that finds its
+//! rows, the conversion of its values. Built once for each schema record and local relation, and
+//! again after either changed.
 
 use braid_bgworker::resolution::Rules;
 use braid_bgworker::sqlstate::SqlState;
@@ -43,7 +43,7 @@ pub struct RemoteColumn {
     pub mark: u64,
 }
 
-/// A schema record, kept.
+/// A schema record of the stream.
 #[derive(Debug, Clone)]
 pub struct RemoteRelation {
     /// OID at the source.
@@ -61,7 +61,7 @@ pub struct RemoteRelation {
 }
 
 impl RemoteRelation {
-    /// Keep a schema record.
+    /// Stores a schema record.
     #[must_use]
     pub fn new(schema: &Schema<'_>) -> Self {
         Self {
@@ -85,7 +85,7 @@ impl RemoteRelation {
         }
     }
 
-    /// `"namespace.name"` for messages.
+    /// Returns `"namespace.name"`, for messages.
     #[must_use]
     pub fn qualified_name(&self) -> String {
         format!("{}.{}", self.namespace, self.name)
@@ -103,18 +103,18 @@ pub struct KeyColumn {
     pub equal: pg_sys::Oid,
     /// Collation of the index column.
     pub collation: pg_sys::Oid,
-    /// When its values are equal.
+    /// Rule for when its values are equal.
     pub equality: Equality,
 }
 
-/// A column of what identifies a row.
+/// A column of the key that identifies a row.
 #[derive(Debug, Clone, Copy)]
 pub struct IdentityColumn {
     /// Attribute number in the table, from 1.
     pub attribute: i16,
     /// Position among the stream's columns.
     pub remote: usize,
-    /// When its values are equal.
+    /// Rule for when its values are equal.
     pub equality: Equality,
 }
 
@@ -138,7 +138,7 @@ impl From<KeyColumn> for IdentityColumn {
 pub struct Key {
     /// The index.
     pub index: pg_sys::Oid,
-    /// Its columns.
+    /// Columns of the index.
     pub columns: Vec<KeyColumn>,
     /// The columns that identify a row: the index's, or those of the provider's replica identity,
     /// in the order of the provider's key, if the index has only some of these.
@@ -167,17 +167,17 @@ pub struct LocalColumn {
     pub remote: usize,
     /// Position in the local row, from 0.
     pub local: usize,
-    /// Its name, as it is part of a row's hash ([`RowHash`]).
+    /// Hash of the column's name, as it is part of a row's hash ([`RowHash`]).
     pub name_hash: u64,
     /// Converts its values.
     pub decoder: ColumnDecoder,
 }
 
-/// Convert the values of an image, those of the columns that `wants` takes, into `row`, which is as
-/// wide as the table; `columns` are in the stream's order.
+/// Converts the values of an image's columns that `wants` accepts into `row`, which is as wide as
+/// the table; `columns` are in the stream's order.
 ///
 /// # Errors
-/// Of the image, and of the types.
+/// 08P01 for an invalid image; whatever the types' functions raise.
 pub(super) fn fill_row(
     row: &mut RowValues,
     columns: &mut [LocalColumn],
@@ -208,16 +208,16 @@ pub(super) fn fill_row(
 pub struct Lacking {
     /// Position in the local row, from 0.
     pub local: usize,
-    /// Its attribute number, from 1, in the table that the stream names, whose default counts.
+    /// Attribute number, from 1, in the table that the stream names, whose default is used.
     pub named: i16,
 }
 
-/// How a stream's relation is applied here.
+/// Plan for applying a relation of the stream to a local table.
 #[derive(Debug)]
 pub struct LocalRelation {
     /// The table.
     pub oid: pg_sys::Oid,
-    /// Its owner.
+    /// The table's owner.
     pub owner: pg_sys::Oid,
     /// Partitioned: rows go to a partition.
     pub partitioned: bool,
@@ -225,26 +225,26 @@ pub struct LocalRelation {
     pub width: usize,
     /// Columns that the stream has, in the stream's order.
     pub columns: Vec<LocalColumn>,
-    /// Finds rows; `None`: only a scan of the whole table does.
+    /// The key by which rows are found; `None`: only by a scan of the whole table.
     pub key: Option<Key>,
     /// Local columns that the stream does not have: inserts compute their defaults.
     pub defaults: Vec<Lacking>,
-    /// The partitioned table that the stream names, where this is a partition of it.
+    /// The partitioned table that the stream names, if this is a partition of it.
     pub root: Option<pg_sys::Oid>,
     /// Columns of the stream that the table does not have, and that are left out.
     pub missing: Vec<String>,
-    /// What is done about conflicts.
+    /// Rules for conflicts.
     pub rules: Rules,
-    /// What becomes of single columns.
+    /// Rules for single columns.
     pub column_rules: ColumnRules,
-    /// Where the hashes of its rows begin ([`RowHash`]).
+    /// Seed of its rows' hashes ([`RowHash`]).
     pub row_hash: u64,
-    /// Rows that are deleted from it may have to be put back for a foreign key.
+    /// Whether deleted rows are stored, because a foreign key may need them back.
     pub keeps_deleted: bool,
-    /// From where rows were copied whose versions, or deletions, are remembered.
+    /// Sources of copied rows whose versions, or deletions, are remembered.
     pub copied_from: Vec<copied::From>,
-    /// For what the columns' decoders keep. A plan is made anew after each invalidation, and a
-    /// domain's input function alone keeps 8 kB.
+    /// Memory of the columns' decoders. A new plan is made after each invalidation, and a domain's
+    /// input function alone keeps 8 kB.
     _memory: Scratch,
 }
 
@@ -255,12 +255,12 @@ pub fn takes_changes(oid: pg_sys::Oid) -> bool {
     kind == b'r' || kind == b'p'
 }
 
-/// Why changes can't be applied to a relation that is here, if they can't.
+/// Checks that changes can be applied to a relation, if it exists.
 ///
 /// # Errors
 /// As [`check_kind`].
 pub(super) fn check_kind_of(oid: pg_sys::Oid) -> Result<(), PgError> {
-    // A lock that readers take keeps it as it is.
+    // A lock that allows reading prevents changes of its kind.
     let mode = LockMode::AccessShare;
     let Some(relation) = Relation::try_open(oid, mode) else {
         return Ok(());
@@ -270,8 +270,9 @@ pub(super) fn check_kind_of(oid: pg_sys::Oid) -> Result<(), PgError> {
     checked
 }
 
-/// The table that changes go to was dropped between the look at its name and its lock. Another one
-/// may have the name by now, so the transaction is applied again, and the name looked up again.
+/// Returns the error for a table that was dropped between the look-up of its name and its lock.
+/// Another table may have the name by now, so the transaction is applied again, and the name looked
+/// up again.
 pub(super) fn dropped() -> PgError {
     PgError::new(
         SqlState::SerializationFailure,
@@ -325,11 +326,11 @@ fn check_unversioned(relation: RelationRef<'_>) -> Result<(), PgError> {
 /// Checks that no partition of a table, of any level, is a foreign table.
 ///
 /// # Errors
-/// 42809 when one is.
+/// 42809 if one is.
 ///
 /// In a transaction; the table is locked.
 pub fn check_partitions(table: pg_sys::Oid) -> Result<(), PgError> {
-    // A partition that is gone by now has no kind.
+    // A partition that was dropped meanwhile has no kind.
     let below = syscache::with_inheritors(table, LockMode::None).into_iter();
     below
         .filter(|oid| syscache::relation_kind(*oid) == b'f')
@@ -344,7 +345,7 @@ struct Attribute {
     generated: bool,
 }
 
-/// The attributes of an open relation.
+/// Returns the attributes of an open relation.
 fn attributes(relation: RelationRef<'_>) -> Vec<Attribute> {
     let all = relation.descriptor().iter();
     all.map(|attribute| Attribute {
@@ -357,9 +358,9 @@ fn attributes(relation: RelationRef<'_>) -> Vec<Attribute> {
     .collect()
 }
 
-/// The place of a column of the stream in a table here: under its name, or under the name that a
-/// statement has given it since. `Some(None)` if it is missing; `None` if a statement has dropped
-/// it.
+/// Returns the local position of a column of the stream: under its name, or under the name that a
+/// statement has given it since. Returns `Some(None)` if it is missing, `None` if a statement has
+/// dropped it.
 #[allow(clippy::option_option, reason = "two ways not to have a place")]
 fn place_of(
     attributes: &[Attribute],
@@ -373,8 +374,8 @@ fn place_of(
         .position(|attribute| !attribute.dropped && attribute.name == name);
     let number = found.and_then(|place| i16::try_from(place + 1).ok());
     let number = number.unwrap_or(0);
-    // A statement may have committed while this transaction waited for the table's lock: the
-    // attributes are those from after it.
+    // A statement may have committed while this transaction waited for the table's lock. The
+    // attributes are those after that statement.
     let find = || ddl::column_place(subscription_id, relation, name, number, column.mark);
     Ok(match snapshot::latest(find)? {
         ColumnPlace::ByName => Some(found),
@@ -389,8 +390,8 @@ fn place_of(
     })
 }
 
-/// Error of a row whose column gets its name by a statement that has not come. An earlier column
-/// may have the name.
+/// Returns the error for a row with a column that gets its name by a statement that has not arrived
+/// yet. Another column may have the name at present.
 fn not_yet(name: &str) -> PgError {
     PgError::new(
         SqlState::UndefinedColumn,
@@ -401,11 +402,11 @@ fn not_yet(name: &str) -> PgError {
 
 impl LocalRelation {
     /// Maps `remote` onto the open relation. With `ignores`, columns of the stream that are missing
-    /// here are left out, unless a rule of the table says otherwise. To be called in a transaction,
-    /// with the process's own rights.
+    /// here are left out, unless a rule of the table says otherwise. Called in a transaction, with
+    /// the process's own rights.
     ///
     /// # Errors
-    /// 42703 when a column of the stream is missing here and not left out.
+    /// 42703 if a column of the stream is missing here and not left out.
     pub fn new(
         remote: &RemoteRelation,
         relation: RelationRef<'_>,
@@ -533,7 +534,7 @@ fn find_key(
         let has = |position: &usize| key.columns.iter().any(|one| one.remote == *position);
         let is_part = !any && key.columns.iter().all(|one| identity.contains(&one.remote));
         let same = is_part && identity.iter().all(has);
-        // The collector of deletions knows rows by the table's own identity.
+        // The collector of deletions identifies rows by the table's own identity.
         let is_first = oid
             == if is_part && !same {
                 own_identity
@@ -560,8 +561,8 @@ fn find_key(
     best.map(|(_, key)| key)
 }
 
-/// The columns of the stream's replica identity, of which `key` has some, in the order of the
-/// provider's key. `None` if the table lacks one of them.
+/// Returns the columns of the stream's replica identity, of which `key` has some, in the order of
+/// the provider's key. Returns `None` if the table lacks one of them.
 fn wide_identity(
     remote: &RemoteRelation,
     identity: &[usize],
@@ -580,7 +581,7 @@ fn wide_identity(
             equality: Equality::by_default(attribute.type_id(), attribute.collation()),
         })
     };
-    // The hashes that come with a copy are made in that order.
+    // Hashes that come with a copy are made in that order.
     let position_of = |name: &str| remote.columns.iter().position(|one| one.name == name);
     let in_order = remote.hashed.iter().find_map(|hashed| {
         let names = hashed.columns.iter().map(|column| column.name.as_str());
@@ -594,8 +595,8 @@ fn wide_identity(
     positions.iter().map(column).collect()
 }
 
-/// An open index's columns, if it is a usable unique index on plain columns that the stream has, of
-/// the table of this shape.
+/// Returns an open index's columns, if it is a usable unique index on plain columns of the table
+/// that the stream has.
 fn read_key(
     relation: RelationRef<'_>,
     shape: TupleDesc<'_>,

@@ -1,29 +1,29 @@
 //! Versions of rows whose table a statement has rewritten: `ALTER TABLE` with another type of a
-//! column, a default that is not constant, and the like. Run by whoever executes the statement, a
-//! session or an applier, and by who wants to know a version.
+//! column, a volatile default, and the like. Run by the session or applier that executes the
+//! statement, and by processes that need a version.
 //!
-//! The statement writes all rows anew, and each would get its version: at each node that of the
-//! statement, whatever the row had before. A change that is under way meanwhile, older than the
-//! statement and newer than the row, would lose here and win there. So rows keep their versions:
+//! The statement writes all rows again. Without more, each row would get the statement's version,
+//! at every node another one. A change that is on its way, older than the statement and newer than
+//! the row, would lose at one node and win at another. So rows keep their versions:
 //!
-//! | a row of the transaction | has the version |
+//! | a rewritten row whose last writer was | has its version in |
 //! |---|---|
-//! | of another one before, which may meet an older change | in `braid.copied_version`, as a copy |
-//! | of another one before that | none: older than whatever arrives |
-//! | of its own, from before the statement or after it | of the transaction |
+//! | an earlier transaction, if an older change can still arrive | `braid.copied_version` |
+//! | a transaction before those | no place: it is older than every change that can arrive |
+//! | the transaction itself, before the statement or after it | the transaction's commit |
 //!
-//! A row of `braid.rewrite` says which transaction, or part of one, has rewritten which table. Rows
-//! that the transaction had written before the statement are in it by their hashes. Those that it
-//! has written since are told by their place, which is behind all that the statement has written,
-//! or as new states of rows. `VACUUM FULL` and `CLUSTER` give rows other places: what the
-//! transaction has inserted after the statement then counts as older than whatever arrives.
+//! A row of `braid.rewrite` says which transaction, or subtransaction, has rewritten which table.
+//! It has the hashes of rows that the transaction had written before the statement. Rows that it
+//! has written afterwards are recognized by their place behind the statement's last row, or as new
+//! states of rows. `VACUUM FULL` and `CLUSTER` give rows other places. Then rows that the
+//! transaction inserted after the statement count as older than every change that can arrive.
 //!
-//! Between the two looks at the table, before and after, rows are known by their order: PostgreSQL
-//! reads the old file from its beginning to its end, and writes the new one so. The old rows are
-//! not taken apart, as the catalog has the new types by then. Hashes are made of the new ones. So
-//! where the type of a key changes, a row that was itself copied, written in a batch or rewritten
-//! lately is not found among those: it counts as older than whatever arrives, or as the newest of
-//! its batch.
+//! The table is read before and after the statement. In between, rows are identified by their
+//! order: PostgreSQL reads the old file from beginning to end, and writes the new one in the same
+//! order. The old rows are not deformed, because the catalog has the new types by then. Hashes are
+//! made of the new rows. So if the type of a key changes, a row that was itself copied, written in
+//! a batch or rewritten lately is not found among those. It counts as older than every change that
+//! can arrive, or as the newest of its batch.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
@@ -56,43 +56,42 @@ use crate::FIRST_NORMAL_OBJECT;
 
 /// Columns of `braid.rewrite`.
 const COLUMNS: usize = 7;
-/// Of these, from 0, the file, the last place (block and item), and the hashes of the transaction's
-/// own rows.
+/// Positions of some of them, from 0: the file, the last place (block and item), and the hashes of
+/// the transaction's own rows.
 const FILE: usize = 3;
 const BLOCK: usize = 4;
 const ITEM: usize = 5;
 const OWN: usize = 6;
-/// Versions that are written down at a time.
+/// Number of versions that are stored at a time.
 const PIECE: usize = 1000;
-/// Transactions whose age is remembered while a table is read.
+/// Number of transactions whose age is remembered while a table is read.
 const REMEMBERED: usize = 100_000;
-/// How long a server that was just started may take to know what can still arrive.
+/// Time that a server that was just started may take to know which changes can still arrive.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Between two looks.
+/// Pause between two looks.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// Author of a row whose transaction may have rewritten its table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Author {
-    /// The transaction that has the row: also where it has rewritten other tables, and not this
-    /// one.
+    /// The transaction that wrote the row; also if it has rewritten other tables and not this one.
     Transaction,
-    /// Another one, before: the row has the version that is written down, or none.
+    /// An earlier transaction: the row has the stored version, or none.
     Other,
 }
 
 /// A table that a transaction has rewritten.
 #[derive(Debug)]
 struct Rewrite {
-    /// The file that it has written.
+    /// The file that the transaction has written.
     file: u32,
-    /// The last row there.
+    /// Place of the statement's last row in it.
     last: Place,
-    /// Hashes of the rows that were its own, sorted.
+    /// Hashes of the rows that were the transaction's own, sorted.
     own: Vec<u64>,
 }
 
-/// Knowledge that a process has of `braid.rewrite`.
+/// Contents of `braid.rewrite` that a process has read.
 #[derive(Debug, Default)]
 struct Known {
     /// Value of `registry::rewrites` when the table was read.
@@ -107,7 +106,8 @@ thread_local! {
     static KNOWN: RefCell<Known> = RefCell::default();
 }
 
-/// Whether a transaction, which may still run, has rewritten any table, as far as is remembered.
+/// Whether a transaction, which may be in progress, has rewritten any table, as far as is
+/// remembered.
 pub(super) fn has_rewritten(xid: pg_sys::TransactionId) -> bool {
     let count = registry::rewrites();
     let short = xid.into_inner();
@@ -117,8 +117,8 @@ pub(super) fn has_rewritten(xid: pg_sys::TransactionId) -> bool {
     known.unwrap_or_else(|| load(count).contains(&short))
 }
 
-/// Reads which transactions there are. One that still runs counts: its rows are seen by nobody else
-/// before it has committed, and then at once.
+/// Reads all transactions of `braid.rewrite`. Those in progress count too: when one commits, its
+/// rows become visible at once.
 fn load(count: u64) -> HashSet<u32> {
     let mut transactions = HashSet::new();
     if !transaction::is_open() {
@@ -158,7 +158,7 @@ pub(super) fn author(
     })
 }
 
-/// As [`author`], for a row of which is known whether it [`is_later`], and by what it is known.
+/// As [`author`], given whether the row [`is_later`], and its hashes.
 fn author_by(
     relation: pg_sys::Oid,
     xid: pg_sys::TransactionId,
@@ -183,7 +183,7 @@ fn author_by(
 }
 
 /// Whether the writer of the row in a slot has written it after it has rewritten the table; `None`
-/// if it has not rewritten that. The row is not taken apart. In a transaction.
+/// if it has not rewritten that table. The row is not deformed. In a transaction.
 fn is_later(
     relation: pg_sys::Oid,
     xid: pg_sys::TransactionId,
@@ -220,7 +220,7 @@ fn rewrite_of(
     Ok(rewrite)
 }
 
-/// By what a row is known among those that were the transaction's own.
+/// Returns the hash that the row has among the transaction's own rows.
 fn own_hash(keys: Keys) -> Option<u64> {
     keys.hashes.map(|hashes| hashes.stored).or(keys.row_hash)
 }
@@ -257,14 +257,14 @@ fn read(relation: pg_sys::Oid, xid: u64) -> Result<Option<Rewrite>, PgError> {
     Ok(found)
 }
 
-/// A row that is about to be written anew, and may meet an older change yet.
+/// A row that is about to be rewritten, and that an older change may still meet.
 #[derive(Debug, Clone, Copy)]
 struct Row {
-    /// Its place in the order of rows, from 0.
+    /// Number of the row in the order of rows, from 0.
     place: u64,
     /// The transaction that wrote it.
     xid: pg_sys::TransactionId,
-    /// As [`is_later`] says.
+    /// Result of [`is_later`].
     is_later: Option<bool>,
 }
 
@@ -274,14 +274,14 @@ struct Before {
     relation: pg_sys::Oid,
     /// Time before which no change arrives any more.
     arrived: i64,
-    /// How many rows it has.
+    /// Number of rows of the table.
     count: u64,
-    /// The rows that count, in their order.
+    /// Rows whose versions have to be kept, in order.
     rows: Vec<Row>,
 }
 
-/// A statement is about to rewrite a table. Returns what is to be done when it has: to write down
-/// the versions of the rows. In its transaction.
+/// Called before a statement rewrites a table. Returns a function that stores the versions of the
+/// rows, to be called after the statement. In its transaction.
 ///
 /// Raises whatever PostgreSQL raises.
 #[must_use]
@@ -304,7 +304,7 @@ pub fn table_is_rewritten(relation: pg_sys::Oid) -> Option<Box<dyn FnOnce()>> {
     }))
 }
 
-/// No change arrives that is older than this; `None` if none arrives at all.
+/// Returns the time before which no change arrives any more; `None` if no changes arrive at all.
 fn arrived_before() -> Option<i64> {
     let entry = registry::my_manager()?;
     // Not by SQL: the statement is in the middle of a command.
@@ -324,7 +324,7 @@ fn arrived_before() -> Option<i64> {
             0 if Instant::now() < deadline => {
                 latch::wait(Some(PAUSE));
             }
-            // Nobody knows: then all that has a version counts.
+            // Not known: all rows with a version count.
             0 => return Some(i64::MIN),
             before => return Some(before),
         }
@@ -332,8 +332,8 @@ fn arrived_before() -> Option<i64> {
 }
 
 impl Before {
-    /// Looks who wrote the rows. Their columns have other types by now than what the rows hold:
-    /// none of them is taken apart.
+    /// Reads the writers of the rows. The rows are not deformed: the catalog has other column types
+    /// than the rows by now.
     fn read(table: RelationRef<'_>, arrived: i64) -> Result<Self, PgError> {
         let relation = table.oid();
         let merging = batch::merging()?;
@@ -375,7 +375,7 @@ impl Before {
         })
     }
 
-    /// The table is rewritten.
+    /// Stores the versions after the table was rewritten.
     fn write(self) -> Result<(), PgError> {
         transaction::next_command();
         let xid = transaction::current_id();
@@ -397,7 +397,8 @@ impl Before {
         after.store(relation, full(xid))
     }
 
-    /// Looks at the rows that were written. `None` if they are not those that were there before.
+    /// Reads the rows that were written. Returns `None` if they are not those that were there
+    /// before.
     fn look(
         &self,
         table: RelationRef<'_>,
@@ -447,7 +448,7 @@ impl Before {
 struct After {
     file: u32,
     last: Place,
-    /// Up to when what is known of it counts, microseconds since 1970-01-01 UTC.
+    /// Newest time of its records, microseconds since 1970-01-01 UTC.
     newest: i64,
     /// Hashes of the transaction's own rows.
     own: Vec<u64>,
@@ -455,9 +456,9 @@ struct After {
 }
 
 impl After {
-    /// A row has this version.
+    /// Adds the version of a row.
     fn take(&mut self, before: &Before, keys: Keys, stamp: Stamp) {
-        // Rows that were made of several are known to be some for longer.
+        // Merge markers are kept for longer.
         let (timestamp, origin, merged) = match stamp {
             Stamp::Own => {
                 self.own.extend(own_hash(keys));

@@ -1,7 +1,7 @@
-//! Whose rights the work of a transaction is done with: the process's own, or those of the owner of
-//! a table. Run by the appliers.
+//! User with whose rights the current transaction works: the process's own, or the owner of a
+//! table. Run by the appliers.
 //!
-//! Not for: how the user is switched (`user`).
+//! Not for: switching the user (`user`).
 
 use braid_postgres::error::PgError;
 use braid_postgres::memory::Scratch;
@@ -12,7 +12,7 @@ use super::target::Key;
 use super::target::Tables;
 use super::user::UserSwitch;
 
-/// The user of the transaction in hand.
+/// The parts of a session that switch the current transaction's user.
 pub(super) struct Rights<'s> {
     pub(super) user: &'s mut UserSwitch,
     pub(super) tables: &'s Tables,
@@ -22,8 +22,7 @@ pub(super) struct Rights<'s> {
 }
 
 impl Rights<'_> {
-    /// What follows is done with the rights of the table's owner, or of the user whom the
-    /// subscription names.
+    /// Switches to the rights of the table's owner, or of the user whom the subscription names.
     pub(super) fn take_owners(&mut self, key: Key) {
         let owner = match (self.run_as, self.tables.get(key)) {
             (Some(user), _) => pg_sys::Oid::from(user),
@@ -33,7 +32,7 @@ impl Rights<'_> {
         self.user.work_as(owner);
     }
 
-    /// Does `work` as this process, not as the owner of the table.
+    /// Runs `work` as this process, not as the owner of the table.
     pub(super) fn with_own<T>(
         &mut self,
         key: Key,
@@ -42,14 +41,14 @@ impl Rights<'_> {
         self.user.restore();
         let done = work();
         self.take_owners(key);
-        // SPI leaves the context that it was called in as the current one; to be sure.
+        // SPI leaves the memory context in which it was called as the current one. This makes sure.
         self.change_context.context().enter();
         done
     }
 }
 
 impl Session {
-    /// The user of the transaction in hand.
+    /// Returns access to the current transaction's user.
     pub(super) fn rights(&mut self) -> Rights<'_> {
         Rights {
             user: &mut self.attempt.get_or_insert_default().user,
@@ -59,8 +58,7 @@ impl Session {
         }
     }
 
-    /// What follows is done with the rights of the table's owner, or of the user whom the
-    /// subscription names.
+    /// Switches to the rights of the table's owner, or of the user whom the subscription names.
     pub(super) fn work_as_owner_of(&mut self, key: Key) {
         self.rights().take_owners(key);
     }

@@ -1,11 +1,11 @@
-//! Where a relation of the stream goes. Run by the appliers.
+//! Finds the local table of a relation of the stream. Run by the appliers.
 //!
-//! A table belongs to a subscription by its name. Whenever another table has the name, the leader
-//! decides what that means (`workers/leader/membership.rs`) before it hands out a transaction; an
-//! applier that meets such a table earlier has it looked at again.
+//! A table belongs to a subscription by its name. If another table gets the name, the leader
+//! decides what follows (`workers/leader/membership.rs`) before it hands out a transaction. An
+//! applier that finds such a table earlier makes the leader look at it.
 //!
-//! Invariant: changes are left out if `braid.left_out_table` has their relation, and never because
-//! nothing is known.
+//! Invariant: changes are only left out if `braid.left_out_table` has their relation, never because
+//! something is not known.
 
 use std::ffi::CString;
 use std::ops::ControlFlow;
@@ -37,37 +37,38 @@ const COPY_SNAPSHOT: usize = 6;
 const COPIED_RELATION: usize = 22;
 const COPIED_LSN: usize = 23;
 
-/// Instead of the position from which a table's changes are applied: the table is still to be
-/// copied.
+/// Value in place of the position from which a table's changes are applied: the table is still to
+/// be copied.
 const NOT_COPIED: u64 = u64::MAX;
 
-/// The message of a table that the leader has to look at again.
+/// Message about a table that the leader has to look at again.
 pub const NOT_KNOWN: &str = "a table was made anew while its changes were applied";
 
-/// Where a relation of the stream goes.
+/// Route of a relation of the stream.
 #[derive(Debug, Clone)]
 pub(super) struct Route {
     pub(super) oid: pg_sys::Oid,
     pub(super) generation: u64,
-    /// Changes of transactions that committed before this are in the copy; `None`: the table is not
-    /// part of the subscription.
+    /// Changes of transactions that committed before this position are in the copy. `None`: the
+    /// table is not part of the subscription.
     pub(super) from_lsn: Option<u64>,
-    /// What of those that were prepared before it is in the copy; `None`: everything.
+    /// Snapshot of the copy: changes of transactions that were prepared before it are in the copy
+    /// if the snapshot sees them; `None`: all are.
     snapshot: Option<Rc<ProviderSnapshot>>,
-    /// The copy came from another node, and has some of this provider's transactions.
+    /// Set if the copy came from another node, and has some of this provider's transactions.
     copy_from_elsewhere: Option<Rc<CopyFromElsewhere>>,
-    /// Rows that were written before this position are left out: when the table was copied, as of
-    /// it, another table had taken the relation's place at the provider.
+    /// Rows that were written before this position are left out. The table was copied as of this
+    /// position, when another table had taken the relation's place at the provider.
     superseded_before: Option<u64>,
 }
 
-/// Effect of a change on a row, as far as a route asks for it.
+/// Effect of a change on a row, as far as a route depends on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Effect {
-    /// A row of the change is here afterwards: an insert or an update.
+    /// After the change, a row of it is here: an insert or an update.
     Write,
-    /// No row of the change is here afterwards: a delete, or a look at the table before anything is
-    /// written.
+    /// After the change, no row of it is here: a delete; also used to check a table before anything
+    /// is written.
     Remove,
 }
 
@@ -80,22 +81,22 @@ impl Effect {
     }
 }
 
-/// What a copy from elsewhere has of this provider's transactions.
+/// Transactions of this provider that a copy from another node has.
 #[derive(Debug)]
 struct CopyFromElsewhere {
     position: CopiedPosition,
-    /// Of those that it forwards, too.
+    /// Also transactions that the provider forwards.
     forwards: bool,
 }
 
 impl CopyFromElsewhere {
-    /// Whether it has a transaction. `None`: its commit says that.
+    /// Whether the copy has a transaction. `None`: only its commit tells.
     fn has(&self, current: &Current) -> Option<bool> {
         if !current.from_origin && !self.forwards {
             return Some(false);
         }
         if current.unsettled {
-            // It commits later than here.
+            // It commits later than this position.
             return self
                 .position
                 .ends_before(current.commit_lsn)
@@ -106,8 +107,8 @@ impl CopyFromElsewhere {
 }
 
 impl Route {
-    /// Whether the changes of a transaction are to be applied. `None`: its commit says whether they
-    /// are in a copy.
+    /// Whether the changes of a transaction are to be applied. `None`: only its commit tells
+    /// whether they are in a copy.
     pub(super) fn decides(&self, current: &Current, effect: Effect) -> Option<bool> {
         let is_left_out = effect == Effect::Write && self.is_superseded(current);
         if !self.takes(current) || is_left_out {
@@ -130,8 +131,8 @@ impl Route {
     }
 
     /// Whether the rows that a transaction wrote were dropped with their table before the copy, or
-    /// moved on into the table that was copied. Of a transaction that runs: whether that may be. A
-    /// deletion still counts: of rows that came here from other nodes, the copy says nothing.
+    /// moved into the table that was copied. For a transaction in progress: whether that is
+    /// possible. A deletion still counts, because rows of other nodes are not in the copy.
     fn is_superseded(&self, current: &Current) -> bool {
         self.superseded_before
             .is_some_and(|position| current.commit_lsn < position)
@@ -150,23 +151,23 @@ impl Route {
     }
 }
 
-/// How a table of this database belongs to a subscription.
+/// How a local table belongs to a subscription.
 struct Membership {
     from_lsn: u64,
     snapshot: Option<ProviderSnapshot>,
-    /// The provider's table that was copied, and as of which position.
+    /// The provider's table that was copied, and the position of the copy.
     source: Option<(u32, u64)>,
-    /// Under the name by which the table was found.
+    /// Whether the table has the name under which it was found.
     is_current: bool,
 }
 
 impl Session {
-    /// Where a relation of the stream goes, and from which position on.
+    /// Returns the route of a relation of the stream.
     ///
     /// # Errors
-    /// 42P01 and 42809 where no table has the name, 55000 where the table may lack rows, 55006
-    /// where the leader has to look at the table. 40001 of a transaction that runs: once it has
-    /// committed, the leader has looked.
+    /// 42P01 and 42809 if no table has the name, 55000 if the table may lack rows, 55006 if the
+    /// leader has to look at the table. 40001 for a transaction in progress: once it has committed,
+    /// the leader has looked.
     pub(super) fn route(&mut self, schema: u32, remote: &RemoteRelation) -> Result<Route, PgError> {
         let generation = generation::now();
         if let Some(route) = self.routes.get(&schema)
@@ -200,7 +201,7 @@ impl Session {
                 superseded_before: None,
             }
         } else {
-            // As of now, not of when the transaction began: a copy may have ended since then.
+            // With a new snapshot: a copy may have ended since the transaction began.
             snapshot::latest(|| {
                 self.route_of_subscription(found, numbered.is_some(), remote, generation)
             })?
@@ -271,7 +272,7 @@ impl Session {
     }
 }
 
-/// The table that records of a source go to.
+/// Returns the table that records of a source go to.
 fn takes_records(
     found: Option<pg_sys::Oid>,
     remote: &RemoteRelation,
@@ -294,8 +295,8 @@ fn takes_records(
     Ok(oid)
 }
 
-/// A table that the subscription knows by its name needs no refresh: the leader finds out what
-/// another one of the name lacks.
+/// Returns the error for a missing table. If the subscription knows the name, no refresh is needed:
+/// the leader finds out what another table of that name lacks.
 fn absent(name: &str, known: bool) -> PgError {
     PgError::new(SqlState::UndefinedTable, format!("table \"{name}\" does not exist here")).with_hint(if known {
         "Create it as it is at the provider, or take it out of the publication there; then run braid.enable_subscription."
@@ -305,9 +306,9 @@ fn absent(name: &str, known: bool) -> PgError {
     })
 }
 
-/// From which position on a table's changes are applied; `None` when it is not part of the
-/// subscription. Of a table that is still to be copied, nothing is: the leader lets through only
-/// what is older than the copy will be.
+/// Returns the position from which a table's changes are applied; `None` if it is not part of the
+/// subscription. If the table is still to be copied, none are applied: the leader hands out only
+/// transactions that are older than the copy.
 fn membership(
     subscription_id: u32,
     oid: pg_sys::Oid,
@@ -347,8 +348,8 @@ fn membership(
     Ok(member)
 }
 
-/// Why changes are not applied to a table that has the name of another one, if the leader has said
-/// so.
+/// Returns why changes are not applied to a table that has taken the name of another one, if the
+/// leader has recorded a reason.
 fn replaced(subscription_id: u32, oid: pg_sys::Oid) -> Result<Option<PgError>, PgError> {
     let found = kept_plan::rows_in_snapshot(
         "select copy_error, copy_error_hint from braid.subscription_table where subscription_id = $1 and replaced_by = $2::oid",
@@ -367,8 +368,8 @@ fn replaced(subscription_id: u32, oid: pg_sys::Oid) -> Result<Option<PgError>, P
     }))
 }
 
-/// What a copy of a table, or of one of which it is a partition, has of the transactions of a
-/// subscription's provider.
+/// Returns which transactions of a subscription's provider are in the copy of a table, or of one of
+/// which it is a partition.
 fn copied_position(
     subscription_id: u32,
     oid: pg_sys::Oid,

@@ -1,5 +1,4 @@
-//! The table and the transaction of a row, as all functions take them that find, decide and write
-//! one.
+//! Table and transaction of a row, for the functions that find a row, decide about it and write it.
 
 use braid_bgworker::conflict::Version;
 
@@ -20,12 +19,12 @@ pub(super) struct RowContext<'a> {
 }
 
 impl<'a> RowContext<'a> {
-    /// The context of a row in another table: a partition.
+    /// Returns the context of the row in another table: a partition.
     pub(super) fn at(self, key: Key) -> Self {
         Self { key, ..self }
     }
 
-    /// Version that the change gives to a row.
+    /// Returns the version that the change gives to a row.
     pub(super) fn version(self) -> Version<'a> {
         version(self.current)
     }

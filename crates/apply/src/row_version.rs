@@ -1,4 +1,4 @@
-//! Version of a row in a slot: who wrote it, how it ended, and its lock. Run by the appliers.
+//! Version of a row in a slot: its writer, its end, and its lock. Run by the appliers.
 
 use braid_bgworker::sqlstate::SqlState;
 use braid_postgres::error::PgError;
@@ -9,7 +9,8 @@ use pgrx::pg_sys;
 
 use super::version::{Stamp, stamp_of, stamp_of_transaction};
 
-/// Lock the version in `slot` for change and say its row version; `None` when it changed meanwhile.
+/// Locks the row version in `slot` for a change. Returns its version; `None` if the row has changed
+/// meanwhile.
 ///
 /// # Errors
 /// Whatever PostgreSQL raises while it waits.
@@ -55,19 +56,19 @@ pub fn lock_row(table: RelationRef<'_>, slot: &Slot) -> Result<Option<Stamp>, Pg
     }
 }
 
-/// How a row version ended.
+/// End of a row version.
 pub(super) enum EndOfVersion {
-    /// It has not ended, or nobody knows yet: there may be a newer version of the row elsewhere.
+    /// Not ended, or not known yet: there may be a newer version of the row elsewhere.
     Open,
-    /// By a newer version of the row, elsewhere, perhaps under another key.
+    /// Replaced by a newer version of the row, elsewhere, perhaps under another key.
     Replaced(pg_sys::TransactionId, Stamp),
-    /// Its deletion; [`Stamp::Own`] when this transaction deleted it.
+    /// Deleted; [`Stamp::Own`] if this transaction deleted it.
     Deleted(pg_sys::TransactionId, Stamp),
-    /// It never came to be.
+    /// Written by a transaction that was rolled back.
     Aborted,
 }
 
-/// How the version in `slot`, which no snapshot of now sees, ended.
+/// Returns how the version in `slot`, which no present snapshot sees, ended.
 ///
 /// The header's fields are read as HeapTupleSatisfiesVisibility does; xmax does not change any more
 /// once its transaction has committed.
@@ -99,8 +100,8 @@ pub(super) fn end_of(slot: &Slot) -> EndOfVersion {
     if transaction::is_own(xmax) {
         return ended(xmax, Stamp::Own);
     }
-    // In this order: the commit log knows of a commit before snapshots do, and what was committed
-    // with it would not be seen.
+    // The order matters: the commit log has a commit before snapshots see it. In the other order,
+    // rows that were committed with it could be missed.
     if !transaction::is_running(xmax) && transaction::has_committed(xmax) {
         ended(xmax, stamp_of_transaction(xmax))
     } else {

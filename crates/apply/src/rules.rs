@@ -1,5 +1,5 @@
-//! The rules for conflicts that concern a table: `braid.conflict_rule`. Read when a table's plan is
-//! made; whoever changes a rule has all plans made anew, which happens with the next transaction.
+//! Rules for conflicts in a table: `braid.conflict_rule`. Read with a table's plan. A change of a
+//! rule makes all plans stale, from the next transaction on.
 
 use braid_bgworker::resolution::{Function, Level, Rule, Rules};
 use braid_bgworker::sqlstate::SqlState;
@@ -15,8 +15,9 @@ use pgrx::pg_sys;
 
 use super::Session;
 
-/// Rules for the table, those of which it is a partition, and all. How many levels up, and nothing
-/// for all. Each half finds its rules by an index: there may be as many rules as tables.
+/// Rules for the table, for those of which it is a partition, and for all tables, each with its
+/// level; null for all tables. Each half uses an index, because there may be as many rules as
+/// tables.
 const RULES: &str = "\
     select null::text, r.kind, r.resolution, r.function_id::text, r.replicates::text, r.has_asked::text from braid.conflict_rule r \
     where r.relation is null \
@@ -25,7 +26,7 @@ const RULES: &str = "\
     from (select relid::oid, steps from pg_catalog.pg_partition_ancestors($1::oid) with ordinality p (relid, steps) \
           union select $1::oid, 1) a join braid.conflict_rule r on r.relation::oid = a.relid";
 
-/// What is done about conflicts in a table. In a transaction, with the process's own rights.
+/// Returns the rules for conflicts in a table. In a transaction, with the process's own rights.
 ///
 /// # Errors
 /// XX000 for a rule that this version does not know; whatever PostgreSQL raises.
@@ -42,7 +43,7 @@ pub fn load(table: pg_sys::Oid) -> Result<Rules, PgError> {
         let [steps, kind, resolution, function, replicates, has_asked] =
             <[_; 6]>::try_from(row).unwrap_or_default();
         asked |= has_asked.as_deref() == Some("true");
-        // There is no rule any more.
+        // The rule was removed.
         let Some(resolution) = resolution else {
             continue;
         };
@@ -83,24 +84,24 @@ pub fn is_rule(message: &Message<'_>) -> bool {
 }
 
 impl Session {
-    /// Set a rule that was set at another node for all of them, as it stands in its message.
+    /// Sets a rule from another node that was set for all nodes; `content` is its message.
     ///
     /// # Errors
-    /// 42883 where its function is not here; 55000 where a column can't have it; what else setting
-    /// it can end with.
+    /// 42883 if its function is missing here; 55000 if a column can't have it; other errors of
+    /// setting it.
     pub fn take_rule(&mut self, content: &[u8]) -> Result<(), PgError> {
         self.flush()?;
         take_rule(&String::from_utf8_lossy(content), true)
     }
 }
 
-/// Set a rule that was set at another node for all of them, unless a newer one is here. In a
-/// transaction of the caller's. `required`: one for a column of a table that is not here is an
-/// error, not a warning.
+/// Sets a rule from another node that was set for all nodes, unless a newer one is here. In a
+/// transaction of the caller. `required`: a rule for a column of a missing table is an error, not a
+/// warning.
 ///
 /// # Errors
-/// 42883 where its function is not here; 55000 where a column can't have it; what else setting it
-/// can end with.
+/// 42883 if its function is missing here; 55000 if a column can't have it; other errors of setting
+/// it.
 pub fn take_rule(content: &str, required: bool) -> Result<(), PgError> {
     execute(
         "select case when convert_from(decode($1, 'hex'), 'UTF8')::jsonb ? 'positions' then braid.take_sequence_positions($1) \
@@ -110,8 +111,8 @@ pub fn take_rule(content: &str, required: bool) -> Result<(), PgError> {
     )
 }
 
-/// Rules were changed by the transaction in hand: once it has committed, every process that applies
-/// reads them again.
+/// Makes every process that applies changes read the rules again, once the current transaction,
+/// which has changed rules, has committed.
 ///
 /// # Errors
 /// 42P01 without the table of rules.
@@ -122,7 +123,8 @@ pub fn announce() -> Result<(), PgError> {
             "table braid.conflict_rule does not exist",
         ));
     };
-    // Any invalidation of a relation makes plans stale: one of a table that nothing else uses.
+    // Any invalidation of a relation makes plans stale. This one is for a table that nothing else
+    // uses.
     relation::invalidate(oid.to_u32());
     Ok(())
 }

@@ -1,18 +1,19 @@
-//! Parts of the transaction in hand that can be rolled back by themselves: subtransactions of one
-//! that runs at the provider. Run by the process that applies it.
+//! Savepoints of the current transaction: subtransactions of one that is in progress at the
+//! provider can be rolled back by themselves. Run by the process that applies it.
 //!
-//! A savepoint is a local subtransaction, inside of the one before it, and stays open: nobody says
-//! when the provider's has ended, only when it is rolled back. What the session keeps outside of
-//! PostgreSQL's transaction is put back with it. Most of that can't have changed: whatever meets a
-//! conflict, asks a function, moves a key or merges gives up (`Current::runs`). What is left:
+//! A savepoint is a local subtransaction inside of the one before it. It stays open, because the
+//! stream does not tell when the provider's subtransaction ends, only when it is rolled back. The
+//! session's state outside of PostgreSQL's transaction is restored with it. Most of that can't have
+//! changed: a transaction that conflicts, calls a function, changes a key or merges is given up
+//! (`Current::runs`). The rest:
 //!
-//! | kept | at a savepoint | when it is rolled back to |
+//! | state | at a savepoint | at a rollback to it |
 //! |---|---|---|
-//! | rows to be written together | written | forgotten |
-//! | open tables, the user | let go of, as references belong to a subtransaction | let go of |
-//! | deletions, rows under deferrable constraints | counted | cut off there; gives up when deletions were written down since |
-//! | counts, of the transaction and each table | copied | put back |
-//! | versions of merged rows | none, or gives up | as well |
+//! | rows to be written together | written | dropped |
+//! | open tables, the user | closed (references belong to a subtransaction) | likewise |
+//! | deletions, rows under deferrable constraints | counted | cut; given up if stored |
+//! | counts, of the transaction and each table | copied | restored |
+//! | versions of merged rows | given up if there are any | likewise |
 
 use braid_postgres::error::PgError;
 use braid_postgres::subtransaction::Subtransaction;
@@ -20,7 +21,7 @@ use braid_postgres::subtransaction::Subtransaction;
 use super::held_removals::Mark;
 use super::{Counts, Session};
 
-/// A place to go back to.
+/// State at a savepoint.
 #[derive(Debug)]
 pub struct Savepoint {
     subtransaction: Subtransaction,
@@ -31,7 +32,7 @@ pub struct Savepoint {
 }
 
 impl Session {
-    /// A place to go back to in the transaction in hand.
+    /// Sets a savepoint in the current transaction.
     ///
     /// # Errors
     /// As [`Session::change`].
@@ -52,10 +53,10 @@ impl Session {
         })
     }
 
-    /// Undo what came after a savepoint, those inside of it first.
+    /// Rolls back to a savepoint, and the savepoints inside of it first.
     ///
     /// # Errors
-    /// 40001 when that can't be done.
+    /// 40001 if that is not possible.
     pub fn roll_back_to(&mut self, savepoint: Savepoint) -> Result<(), PgError> {
         self.drop_held();
         self.let_go()?;
@@ -85,12 +86,12 @@ impl Session {
         Ok(())
     }
 
-    /// What came after a savepoint stays, whatever it is. Nothing is open.
+    /// Keeps the changes since a savepoint, and ends its subtransaction. No table is open.
     pub fn release(savepoint: Savepoint) {
         savepoint.subtransaction.end(true);
     }
 
-    /// Let go of what belongs to the current subtransaction.
+    /// Closes what belongs to the current subtransaction.
     fn let_go(&mut self) -> Result<(), PgError> {
         if self.attempt().written.has_merged() {
             return Err(self
@@ -98,7 +99,7 @@ impl Session {
                 .wait_for_commit("It has a savepoint and merges rows."));
         }
         self.close_tables();
-        // Each is in it as often as it was opened.
+        // The list has a table as often as it was opened.
         let open = &mut self.attempt().open;
         open.sort_unstable();
         open.dedup();

@@ -1,12 +1,13 @@
-//! Finding a row by all of its values, in a scan of the whole table: for tables that no unique key
+//! Finds a row by all of its values, in a scan of the whole table: for tables that no unique key
 //! identifies. Run by the appliers.
 //!
-//! The provider's old row is looked for byte for byte first. Rows that are equal without being the
-//! same (1.0 and 1.00) are different rows there, and types that have no equality (json) are values
-//! like any other. If no row is identical, an equal one is looked for: some values have several
-//! byte forms, which one depends on how they came (tsquery, as text or as binary). Values are equal
-//! where the type's own equality says so; those of a type without one (json, point, xml, arrays and
-//! rows of these), if they have the same text. Columns that only this node has are not looked at.
+//! First a row is looked for that is identical to the provider's old row, byte for byte. Rows that
+//! are equal but not identical (1.0 and 1.00) are different rows at the provider, and types without
+//! an equality (json) are compared like others. If no row is identical, an equal one is looked for,
+//! because some values have several byte forms (a tsquery that came as text or in binary form).
+//! Values are equal if the type's own equality says so. Values of a type without one (json, point,
+//! xml, arrays and rows of these) are equal if they have the same text. Columns that only this node
+//! has are not compared.
 
 use braid_postgres::error::PgError;
 use braid_postgres::heap_page::{Place, place_of};
@@ -22,7 +23,7 @@ use pgrx::pg_sys;
 use super::row_version::lock_row;
 use super::version::Stamp;
 
-/// When a row is the one that is looked for.
+/// Rule for when a row is the one that is looked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Likeness {
     /// Byte for byte.
@@ -31,9 +32,8 @@ pub enum Likeness {
     Equal,
 }
 
-/// Finds and locks a row that is like `cells`, its values column by column, into `slot`, other than
-/// those at `passed_over`.
-/// `None`: there is none.
+/// Finds and locks a row that matches `cells`, its values column by column, other than those at
+/// `passed_over`, and reads it into `slot`. Returns `None` if there is none.
 ///
 /// # Errors
 /// Whatever PostgreSQL raises.
@@ -49,7 +49,7 @@ pub fn find_like(
         let mut writer = pg_sys::InvalidTransactionId;
         let mut found = Ok(None);
         let mut changed = false;
-        // For what comparing one row leaves.
+        // Memory for one comparison.
         // SAFETY: dropped here.
         let mut memory = unsafe { Scratch::below_current(c"braid scan") };
         while scan.advance() {
@@ -63,7 +63,8 @@ pub fn find_like(
             }
             writer = scan.unfinished();
             if writer == pg_sys::InvalidTransactionId {
-                // Before the scan ends: the slot's row is the scan's until locking puts it in anew.
+                // Before the scan ends: the slot's row belongs to the scan until locking stores it
+                // again.
                 found = lock_row(table, slot);
                 changed = matches!(found, Ok(None));
             }
@@ -81,7 +82,7 @@ pub fn find_like(
     }
 }
 
-/// A value that is looked for: `None` may be anything, `Some(None)` is null.
+/// A value that is looked for: `None` is any value, `Some(None)` is null.
 pub(super) type Cell<'v> = Option<Option<Value<'v>>>;
 
 /// Whether the row in `slot` has these values. In a transaction.
@@ -105,10 +106,9 @@ fn is_like(slot: &Slot, cells: &[Cell<'_>], likeness: Likeness) -> bool {
 }
 
 /// Whether two values of a column, which are not null, are equal: by the type's own equality if it
-/// has one, else by their text.
-/// In a transaction.
+/// has one, else by their text. In a transaction.
 pub(super) fn equal(collation: pg_sys::Oid, one: Value<'_>, other: Value<'_>) -> bool {
-    // Arrays and rows have an equality there if all that they are made of has one.
+    // Arrays and rows have an equality if all their parts have one.
     let known = CachedType::find(one.type_id(), pg_sys::TYPECACHE_EQ_OPR_FINFO);
     if let Some(is_equal) = known.equals(collation, one, other) {
         return is_equal;

@@ -1,5 +1,5 @@
-//! State that a process keeps while it applies changes of one stream. Run by whoever applies
-//! changes.
+//! State that a process keeps while it applies changes of one stream. Run by the processes that
+//! apply changes.
 
 use std::collections::HashSet;
 use std::rc::Rc;
@@ -29,7 +29,7 @@ use super::transaction::Current;
 use super::version::{Alone, OriginNames};
 use super::window::Window;
 
-/// Who applies, for whom.
+/// Names and rights under which a session applies.
 #[derive(Debug, Clone)]
 pub struct Identity {
     /// Subscription's id, or [`crate::NO_SUBSCRIPTION`].
@@ -40,16 +40,16 @@ pub struct Identity {
     pub run_as: Option<u32>,
     /// This node.
     pub local_node: String,
-    /// The node that sends the stream.
+    /// Name of the node that sends the stream.
     pub provider: String,
     /// Charset of the stream, as PostgreSQL numbers encodings.
     pub charset: i32,
-    /// Columns of the stream that a table does not have here are left out, unless a rule of the
+    /// Leave out columns of the stream that the local table does not have, unless a rule of the
     /// table says otherwise.
     pub ignores_missing: bool,
 }
 
-/// State that an applier keeps between transactions, and the attempt in hand.
+/// State that an applier keeps between transactions, and the current attempt.
 #[derive(Debug)]
 pub struct Session {
     pub(super) identity: Identity,
@@ -59,42 +59,42 @@ pub struct Session {
     /// Version of the catalog's table states that `routes` was read under.
     pub(super) tables_version: u32,
     pub(super) tables: Tables,
-    /// How changes order, by schema; as of a generation.
+    /// How changes of a table are ordered, by schema number; each with the generation that it was
+    /// read in.
     pub(super) orders: NumberMap<u32, (u64, TableOrder)>,
     pub(super) origins: OriginNames,
-    /// Origins of what came before by the stream of the transaction in hand; `None` where its place
-    /// in the stream is known to count.
+    /// Origins under which this stream has brought rows; `None` if they need not be known.
     pub(super) same_stream: Option<Rc<[OriginId]>>,
     pub(super) known_versions: KnownVersions,
-    /// The attempt in hand. `None` between transactions.
+    /// The current attempt. `None` between transactions.
     pub(super) attempt: Option<Attempt>,
-    /// Hints of the attempt before.
+    /// Hints from the previous attempt.
     pub(super) hints: RetryHints,
-    /// State of a transaction of which a piece was just committed.
+    /// State of a transaction of which a chunk was just committed.
     pub(super) piece: Option<Piece>,
     pub(super) uncounted: Uncounted,
     pub(super) buffers: Buffers,
-    /// Rows of values to be used again.
+    /// Rows of values to be reused.
     pub(super) spare: Vec<RowValues>,
     pub(super) bulk: Bulk,
     pub(super) change_context: Scratch,
-    /// The step in hand, for the context of an error: also of one that has ended the attempt.
+    /// The current step, for the context of an error, also of an error that has ended the attempt.
     pub(super) doing: Doing,
-    /// The statement in hand, for the context of an error.
+    /// The current statement, for the context of an error.
     pub(super) statement_in_hand: Option<Box<StatementInHand>>,
-    /// Whether local truncates can be told.
+    /// Whether truncates by sessions of this node can be known.
     pub(super) window: Window,
     /// Questions to other nodes about rows.
     pub(super) querier: Querier,
     /// The transaction is parked: it waits for copies of the tables that it changes.
     pub(super) is_parked: bool,
     pub(super) reported_unsubscribed: HashSet<u32>,
-    /// Tables here whose persistence was reported.
+    /// Local tables whose persistence was reported.
     pub(super) reported_unlogged: HashSet<u32>,
 }
 
 impl Session {
-    /// A session that knows nothing yet.
+    /// A new session.
     #[must_use]
     pub fn new(identity: Identity) -> Self {
         generation::register();
@@ -127,10 +127,11 @@ impl Session {
         }
     }
 
-    /// Has this node alone decide about rows that come. Its writes are changes of its own, with the
-    /// version `time` (Unix microseconds). So nobody is told of rows that lose, a row in the way of
-    /// a newer one leaves at once, and functions are not asked. Rows here whose version is not
-    /// known count as written here at `unversioned_at`, as those that come may be older still.
+    /// Makes this node alone decide about incoming rows. Its writes count as changes of its own,
+    /// with the version `time` (Unix microseconds). So no deletion of a losing row is announced, a
+    /// row that blocks a newer one is deleted at once, and conflict functions are not called. Local
+    /// rows without a known version count as written here at `unversioned_at`, because incoming
+    /// rows may be older still.
     ///
     /// Only for inserts, into tables without deferrable constraints and column rules.
     pub fn decide_alone(&mut self, time: i64, unversioned_at: i64) {
@@ -141,19 +142,19 @@ impl Session {
         self.look_for_rows_in_the_way(true);
     }
 
-    /// Has transactions fail with 55P03 where a table that they change is still to be copied, as
-    /// they are parked.
+    /// Makes transactions fail with 55P03 if a table that they change is still to be copied: they
+    /// are parked.
     pub fn apply_parked(&mut self) {
         self.is_parked = true;
     }
 
-    /// Learn a schema of the stream.
+    /// Stores a schema of the stream.
     pub fn learn(&mut self, schema: &Schema<'_>) {
         self.schemas
             .insert(schema.number.0, Rc::new(RemoteRelation::new(schema)));
     }
 
-    /// Add a change of `schema` to what a transaction changes. In a transaction.
+    /// Adds a change of `schema` to the keys that a transaction touches. In a transaction.
     ///
     /// # Errors
     /// 08P01; whatever PostgreSQL raises.
@@ -170,48 +171,47 @@ impl Session {
         Ok(())
     }
 
-    /// What follows, in the transaction in hand, is the process's own doing.
+    /// Switches to the process's own rights for the rest of the current transaction.
     pub fn work_as_self(&mut self) {
         if let Some(attempt) = &mut self.attempt {
             attempt.user.restore();
         }
     }
 
-    /// Memory of the change before is used again from here on.
+    /// Switches to the memory of the change, and frees what the change before has allocated.
     pub(super) fn begin_change(&self) {
         self.enter_change();
         self.forget_change();
     }
 
-    /// Has allocations from here on be in the memory of the change.
+    /// Makes further allocations go to the memory of the change.
     pub(super) fn enter_change(&self) {
         self.change_context.context().enter();
     }
 
-    /// Frees the memory of the change, or of the row of it, that is done.
+    /// Frees the memory of a change, or of one of its rows, that is done.
     pub(super) fn forget_change(&self) {
-        // SAFETY: what is in the context belongs to the change or the row that is done. Whoever
-        // goes on to the next one has let go of its values, and fills slots anew before they are
-        // read.
+        // SAFETY: the context has values of a change or row that is done. Code that goes on to the
+        // next one keeps none of its values, and fills slots anew before they are read.
         unsafe { self.change_context.context().reset() };
     }
 
-    /// The attempt in hand, which begins here if there is none.
+    /// Returns the current attempt, which begins here if there is none.
     pub(super) fn attempt(&mut self) -> &mut Attempt {
         self.attempt.get_or_insert_default()
     }
 
-    /// The transaction in hand.
+    /// Returns the current transaction.
     pub(super) fn current(&self) -> Option<&Current> {
         self.attempt.as_ref()?.current.as_ref()
     }
 
-    /// Time of the transaction in hand, in Unix microseconds; 0 for none.
+    /// Returns the time of the current transaction, in Unix microseconds; 0 for none.
     pub(super) fn timestamp(&self) -> i64 {
         self.attempt.as_ref().map_or(0, Attempt::timestamp)
     }
 
-    /// What follows is done with the rights of this user.
+    /// Switches to the rights of this user.
     pub(super) fn work_as(&mut self, user: pg_sys::Oid) {
         self.attempt().user.work_as(user);
     }
@@ -222,9 +222,10 @@ impl Session {
         self.schemas.contains_key(&schema)
     }
 
-    /// The next change, an `operation`, came with a message of this `content`; `None`: without one.
-    /// That of an update or a delete says which version of a row, written by another node, the
-    /// change has replaced; that of an insert, which key the row had before.
+    /// Stores the `content` of the message that came before the next change, an `operation`;
+    /// `None`: no message came. Before an update or a delete, it is the version of the row, written
+    /// by another node, that the change has replaced. Before an insert, it is the key that the row
+    /// had before.
     pub fn replaces(&mut self, operation: Operation, content: Option<&[u8]>) {
         self.attempt().forget_told();
         if operation == Operation::Insert {
@@ -238,14 +239,14 @@ impl Session {
         });
     }
 
-    /// Why the transaction that was rolled back is not to be applied before it has committed at the
-    /// provider, if that is so.
+    /// Returns the reason why the transaction that was rolled back must not be applied before it
+    /// has committed at the provider, if there is one.
     pub fn take_reason_to_wait(&mut self) -> Option<&'static str> {
         self.hints.waits_for_commit.take()
     }
 
-    /// By which origins rows are known that this stream has brought, for the transactions that
-    /// follow; `None`: they need not be.
+    /// Sets the origins under which this stream has brought rows, for the transactions that follow;
+    /// `None`: they need not be known.
     pub fn know_stream_by(&mut self, origins: Option<Rc<[OriginId]>>) {
         self.same_stream = origins;
     }

@@ -1,6 +1,7 @@
-//! Statements that changed the schema at another node: run here at their place in the transaction
-//! in hand, with the rights of the same role and under the same settings. Run by whoever applies
-//! changes; the leader has seen to it that nothing else of the subscription is applied meanwhile.
+//! Statements that changed the schema at another node, run here at their place in the current
+//! transaction, with the rights of the same role and under the same settings. Run by the processes
+//! that apply changes. The leader makes sure that nothing else of the subscription is applied
+//! meanwhile.
 //!
 //! `braid_bgworker::ddl` decides by the shapes of the tables whether a statement is run.
 //!
@@ -22,7 +23,7 @@ use super::Session;
 use super::doing::Step;
 use super::target::to_be_copied;
 
-/// Characters of a statement that an error shows.
+/// Number of characters of a statement that an error shows.
 const SHOWN: usize = 500;
 
 /// A statement that is being run, with its transaction at the provider.
@@ -34,12 +35,12 @@ pub struct StatementInHand {
 }
 
 impl StatementInHand {
-    /// Its text, for an error.
+    /// Returns its text, for an error.
     pub(super) fn shown(&self) -> String {
         shortened(&self.statement.text, SHOWN)
     }
 
-    /// Writes down that it has failed here. In a transaction.
+    /// Records that it has failed here. In a transaction.
     pub fn note_failed(&self, subscription: &str, error: &PgError) {
         let entry = Entry {
             subscription: Some(subscription),
@@ -57,10 +58,10 @@ pub fn is_statement(message: &Message<'_>) -> bool {
     message.transactional && message.prefix == DDL_PREFIX
 }
 
-/// The names of the tables that a statement touches, as relations of the stream are named.
+/// Returns the names of the tables that a statement touches, in the form of the stream's relations.
 ///
 /// # Errors
-/// 08P01 for content that is none.
+/// 08P01 for invalid content.
 pub fn tables_of(content: &[u8]) -> Result<Vec<String>, PgError> {
     let statement = Statement::read(content)?;
     let states = statement
@@ -72,7 +73,8 @@ pub fn tables_of(content: &[u8]) -> Result<Vec<String>, PgError> {
         .collect())
 }
 
-/// Digest of a statement among the changes of a transaction that is committed in pieces.
+/// Returns the digest of a statement among the changes of a transaction that is committed in
+/// chunks.
 #[must_use]
 pub fn content_of_statement(content: &[u8]) -> u64 {
     let mut hasher = KeyHasher::new(5);
@@ -80,10 +82,10 @@ pub fn content_of_statement(content: &[u8]) -> u64 {
     hasher.finish()
 }
 
-/// The role that a statement runs as, which the subscription's owner may become.
+/// Returns the role that a statement runs as. The subscription's owner must be able to become it.
 ///
 /// # Errors
-/// 42704 without the role; 42501 if the owner may not become that.
+/// 42704 without the role; 42501 if the owner may not become the role.
 pub fn role_of(name: &str, owner: u32, subscription: &str) -> Result<pg_sys::Oid, PgError> {
     let found = rows(
         "select r.oid::text, pg_has_role($2::oid, r.oid, \
@@ -124,14 +126,15 @@ fn is_refresh(statement: &Statement) -> bool {
         == Some("REFRESH MATERIALIZED VIEW")
 }
 
-/// The setting that a statement brings for the sequences that it creates.
+/// Returns the setting that a statement brings for the sequences that it creates.
 fn setting_of_sequences(statement: &Statement) -> Option<&str> {
     let mut settings = statement.settings.iter();
     let found = settings.find(|(name, _)| name == sequence::STATEMENT_SETTING);
     found.map(|(_, value)| value.as_str())
 }
 
-/// Why a statement is not run: a table has another form of what the statement changes.
+/// Returns the error for a statement that is not run, because a table has another form of what the
+/// statement changes.
 fn conflict(statement: &Statement, table: &StatementTable) -> PgError {
     let state = table.before.as_ref().or(table.after.as_ref());
     let (namespace, name) = state.map_or(("", ""), |state| (&state.namespace, &state.name));
@@ -180,8 +183,7 @@ const SHAPE_SETTINGS: [(&str, &str); 4] = [
 ];
 
 /// Gives partitions the bounds that they have at the statement's node. A bound such as
-/// `current_timestamp` has another value wherever it is computed. As the statement's role, after
-/// the statement.
+/// `current_timestamp` would have another value here. As the statement's role, after the statement.
 fn give_bounds(statement: &Statement) -> Result<(), PgError> {
     transaction::next_command();
     for (state, wanted) in statement.tables.iter().filter_map(bound_of) {
@@ -219,10 +221,10 @@ fn give_bounds(statement: &Statement) -> Result<(), PgError> {
     Ok(())
 }
 
-/// Begins the line of a table's shape that has its parent.
+/// Begins the line of a table's shape that names its parent.
 const PARENT: &str = "parent ";
 
-/// A table that a statement makes a partition, with the line of its bound.
+/// Returns a table that a statement makes a partition, with the line of its bound.
 fn bound_of(table: &StatementTable) -> Option<(&TableState, &String)> {
     let mut added = table.added.iter();
     let line = added.find(|line| line.starts_with(PARENT) && !line.ends_with('\t'))?;
@@ -230,8 +232,8 @@ fn bound_of(table: &StatementTable) -> Option<(&TableState, &String)> {
 }
 
 impl Session {
-    /// Checks that a statement's tables are not to be copied yet, where this process parks what
-    /// changes such a table: the worker that copies it may have locked it.
+    /// Checks that none of a statement's tables is still to be copied, if this process parks
+    /// transactions that change such a table: the worker that copies it may have locked it.
     fn check_copies(
         &self,
         statement: &Statement,
@@ -250,12 +252,11 @@ impl Session {
         Ok(())
     }
 
-    /// Runs a statement in the transaction in hand, unless it is done here already.
+    /// Runs a statement in the current transaction, unless it was run here already.
     ///
     /// # Errors
-    /// 08P01 for content that is none; 40001 for a transaction that has not committed yet; 42704
-    /// without its role, 42501 if the subscription's owner may not become that; 55000 if a table
-    /// has
+    /// 08P01 for invalid content; 40001 for a transaction that has not committed yet; 42704 without
+    /// its role, 42501 if the subscription's owner may not become that; 55000 if a table has
     /// another shape; whatever the statement raises.
     pub fn statement(
         &mut self,
@@ -280,15 +281,15 @@ impl Session {
             xid: current.xid,
         }));
         self.work_as_self();
-        // Open tables hold locks' worth of state that the statement may change.
+        // Open tables hold state that the statement may change.
         self.close_tables();
         transaction::next_command();
         if ddl::is_known(&statement) {
             return Ok(());
         }
         self.check_copies(&statement, subscription)?;
-        // Readers of this node's publications that have its tables, before it or after it, get it
-        // too.
+        // Readers of this node's publications that have its tables, before it or after it, get the
+        // statement too.
         let mut onward = statement.clone();
         ddl::add_publications(&mut onward);
         if intent::is_intent(&statement) {
@@ -359,13 +360,14 @@ impl Session {
         Ok(())
     }
 
-    /// The statement that was being run when an attempt failed; `None` if that did anything else.
+    /// Returns the statement that was being run when an attempt failed; `None` if it failed
+    /// elsewhere.
     pub fn failed_statement(&mut self) -> Option<Box<StatementInHand>> {
         let statement = self.statement_in_hand.take();
         statement.filter(|_| self.doing.step == Step::Statement)
     }
 
-    /// Runs a statement, and notes what it has done to columns.
+    /// Runs a statement, and records how it has changed columns.
     fn execute(
         &mut self,
         statement: &Statement,
@@ -386,8 +388,8 @@ impl Session {
         Ok(())
     }
 
-    /// Takes a statement whose tables, or roles, are here as it leaves them. Returns why it is not
-    /// run.
+    /// Accepts a statement without running it, if its tables, or roles, have the state after it
+    /// already. Returns the reason.
     fn take_done(
         &mut self,
         statement: &Statement,
@@ -405,7 +407,7 @@ impl Session {
         })
     }
 
-    /// Does what a statement does, with the rights of its role and under its settings.
+    /// Does the work of a statement, with the rights of its role and under its settings.
     fn as_role(
         &mut self,
         statement: &Statement,

@@ -1,15 +1,15 @@
 //! A table that is open for applying: its executor state, its indexes, the look-up by key. Run by
 //! the appliers.
 //!
-//! To set one up costs as much as to write a row. So the state of an ordinary table outlives the
+//! Setting a table up costs as much as writing a row. So the state of a plain table outlives the
 //! transaction, suspended: it then holds no lock, no reference and no buffer, only memory. It is
-//! taken up again under new locks if no invalidation came in between: the relation cache frees or
-//! changes an entry only with one, so until then its pointers are good.
+//! resumed under new locks if no invalidation has come since. The relation cache frees or changes
+//! an entry only with an invalidation, so until then its pointers are valid.
 //!
-//! A table is ordinary ([`OpenTable::is_plain`]) when nothing but its columns, NOT NULL and plain
-//! indexes have a say in a write: no trigger that fires here, no CHECK, no generated column or
-//! default, no partition bound, no expression. What those prepare may refer to the transaction that
-//! they were prepared in; such a table is set up for each transaction.
+//! A table is plain ([`OpenTable::is_plain`]) if a write depends only on its columns, NOT NULL and
+//! plain indexes. It has no trigger that fires here, no CHECK, no generated column or default, no
+//! partition bound, no expression. The prepared state of those may refer to the transaction in
+//! which it was prepared. So other tables are set up for each transaction.
 
 use braid_bgworker::sqlstate::SqlState;
 use braid_postgres::compat;
@@ -37,45 +37,44 @@ use super::user::AsOwner;
 #[derive(Debug)]
 pub struct OpenTable {
     pub(super) relation: pg_sys::Relation,
-    /// Everything of it that PostgreSQL allocates.
+    /// Memory of all that PostgreSQL allocates for it.
     context: Scratch,
     pub(super) estate: *mut pg_sys::EState,
     pub(super) target: *mut pg_sys::ResultRelInfo,
     pub(super) epq: Box<pg_sys::EPQState>,
-    /// The row to be written.
+    /// Slot for the row to be written.
     pub(super) new_slot: Slot,
-    /// The row that is there.
+    /// Slot for the row that was found.
     pub(super) local_slot: Slot,
     pub(super) lookup: Option<IndexLookup>,
     pub(super) has_triggers: bool,
-    /// One of its constraints may be deferred.
+    /// Whether one of its constraints is deferrable.
     pub(super) deferrable: bool,
-    /// Rows of this transaction that met others under one.
+    /// Rows of this transaction that conflicted with others under one.
     pub(super) unchecked: Vec<Unchecked>,
-    /// The index in which each of the rows was met that were last found in the way.
+    /// Blocking rows that the last look-up found, each with the index in which it was found.
     pub(super) met: Vec<(*mut pg_sys::TupleTableSlot, pg_sys::Oid)>,
     plain: bool,
     suspended: bool,
-    /// Whether updates, and deletes, may be published from here as far as the replica identity
-    /// goes.
+    /// Whether its replica identity lets updates, and deletes, be published from this node.
     pub(super) checked: [bool; 2],
-    /// The rights (ACL_INSERT and so on) that the user whom this process works as was seen to have
-    /// in this transaction.
+    /// Rights (ACL_INSERT and so on) that the user whom this process works as was found to have in
+    /// this transaction.
     pub(super) granted: u32,
     router: Option<Router>,
-    /// While rows are inserted in bulk; of this transaction.
+    /// State of bulk inserts in this transaction.
     pub(super) bulk_state: Option<*mut pg_sys::BulkInsertStateData>,
-    /// Chunks of rows whose range of keys is not to be looked at as a whole.
+    /// Number of chunks of rows whose range of keys is not looked up as a whole.
     pub(super) unprobed: u32,
     /// Default expressions of columns that the stream lacks: (column from 0, prepared expression).
     pub(super) defaults: Option<Vec<(usize, *mut pg_sys::ExprState)>>,
-    /// Values of such columns, by position, of the row that the change in hand inserts, where they
-    /// are known already; in the memory of that change.
+    /// Known values of such columns, by position, for the row that the current change inserts; in
+    /// the memory of that change.
     pub(super) given: Option<Vec<(usize, Option<pg_sys::Datum>)>>,
 }
 
-/// Values for a row's columns: `None` leaves a column as it is (or to its default), `Some(None)` is
-/// null.
+/// Values for a row's columns: `None` leaves a column unchanged (or at its default), `Some(None)`
+/// is null.
 pub type RowValues = Vec<Option<Option<pg_sys::Datum>>>;
 
 /// The mode in which a table that is written, and its indexes, are locked.
@@ -83,7 +82,7 @@ pub fn write_lock() -> LockMode {
     LockMode::RowExclusive
 }
 
-/// Whether a trigger fires for what is replicated: `TriggerEnabled` of
+/// Whether a trigger fires for replicated changes: `TriggerEnabled` of
 /// src/backend/commands/trigger.c, 15 to 18, for session_replication_role = replica.
 ///
 /// # Safety
@@ -102,7 +101,7 @@ unsafe fn has_firing_trigger(target: *mut pg_sys::ResultRelInfo) -> bool {
     }
 }
 
-/// Whether only columns, NOT NULL and plain indexes have a say in a write, if no trigger fires.
+/// Whether a write depends only on columns, NOT NULL and plain indexes, if no trigger fires.
 fn is_plain(relation: RelationRef<'_>, indexes: &[TargetIndex<'_>], local: &LocalRelation) -> bool {
     let shape = relation.descriptor();
     relation.kind() == b'r'
@@ -115,8 +114,8 @@ fn is_plain(relation: RelationRef<'_>, indexes: &[TargetIndex<'_>], local: &Loca
 }
 
 impl OpenTable {
-    /// Prepares a relation for writing, and opens its indexes. PostgreSQL evaluates constants in
-    /// the expressions of indexes then, so it is done as the owner.
+    /// Prepares a relation for writing, and opens its indexes. PostgreSQL then evaluates constants
+    /// in the indexes' expressions, so this is done as the table's owner.
     ///
     /// # Errors
     /// Whatever PostgreSQL raises.
@@ -149,13 +148,13 @@ impl OpenTable {
             let target = make_node::<pg_sys::ResultRelInfo>(pg_sys::NodeTag::T_ResultRelInfo);
             pg_sys::InitResultRelInfo(target, relation, 1, std::ptr::null_mut(), 0);
             (*estate).es_output_cid = pg_sys::GetCurrentCommandId(true);
-            // Triggers look for it there, instead of opening the table once more, which nobody
-            // would close.
+            // Triggers look the relation up there. Otherwise they would open the table again, and
+            // nothing would close it.
             (*estate).es_opened_result_relations =
                 pg_sys::lappend(std::ptr::null_mut(), target.cast());
             pg_sys::ExecOpenIndices(target, false);
-            // A descriptor of our own: slots would hold a reference to the relation's, which has to
-            // end with the transaction.
+            // A descriptor of our own: slots would hold a reference to the relation's descriptor,
+            // which must end with the transaction.
             let descriptor = pg_sys::CreateTupleDescCopyConstr((*relation).rd_att);
             let new_slot = pg_sys::ExecInitExtraTupleSlot(
                 estate,
@@ -170,7 +169,7 @@ impl OpenTable {
             let mut epq: Box<pg_sys::EPQState> = Box::default();
             compat::eval_plan_qual_init(&raw mut *epq, estate);
             epq.origslot = new_slot;
-            // A partitioned index has nothing to scan; rows are looked for in their partitions.
+            // A partitioned index can't be scanned; rows are looked up in the partitions.
             let key = local.key.as_ref().filter(|_| !local.partitioned);
             let indexes = TargetIndex::all(target);
             let lookup = key.and_then(|key| {
@@ -221,13 +220,13 @@ impl OpenTable {
         }
     }
 
-    /// Whether only columns, NOT NULL and plain indexes have a say in a write.
+    /// Whether a write depends only on columns, NOT NULL and plain indexes.
     #[must_use]
     pub fn is_plain(&self) -> bool {
         self.plain
     }
 
-    /// Whether rows can collide under the key that finds them only.
+    /// Whether rows can only conflict under the key by which they are found.
     #[must_use]
     pub fn has_one_key(&self) -> bool {
         let indexes = self.indexes().into_iter();
@@ -235,27 +234,27 @@ impl OpenTable {
             && self.lookup.as_ref().is_some_and(IndexLookup::has_whole_key)
     }
 
-    /// Its indexes. To be called while the table is open.
+    /// Returns the table's indexes. Called while the table is open.
     pub(super) fn indexes(&self) -> Vec<TargetIndex<'_>> {
-        // A suspended table's are not held.
+        // Those of a suspended table are not locked.
         let _ = self.relation();
         // SAFETY: `open` has opened them, and they stay open as long as the table.
         unsafe { TargetIndex::all(self.target) }
     }
 
-    /// The index by which rows are found.
+    /// Returns the index by which rows are found.
     #[must_use]
     pub(super) fn key_index(&self) -> Option<pg_sys::Relation> {
         self.lookup.as_ref().map(IndexLookup::index)
     }
 
-    /// Whether it was suspended and not resumed.
+    /// Whether the table is suspended.
     #[must_use]
     pub fn is_suspended(&self) -> bool {
         self.suspended
     }
 
-    /// Let go of everything that must not outlive the transaction. Only a plain table can be
+    /// Releases everything that must not outlive the transaction. Only a plain table can be
     /// resumed.
     pub fn suspend(&mut self) {
         self.granted = 0;
@@ -277,8 +276,7 @@ impl OpenTable {
                     }
                 }
                 if let Some((scan, keys, count)) = scan {
-                    // The keys' values may be gone; nobody looks at them before they are given
-                    // anew.
+                    // The keys' values may be freed; new ones are set before they are used.
                     compat::rescan_without_pages(scan, keys, count);
                     raw::RelationDecrementReferenceCount((*scan).indexRelation);
                 }
@@ -292,8 +290,8 @@ impl OpenTable {
         self.suspended = true;
     }
 
-    /// Take the locks for a suspended table. Whether the table may then be resumed is the caller's
-    /// to find out: invalidations are processed by this. In a transaction.
+    /// Locks a suspended table. The locks process invalidations, so the caller then checks whether
+    /// it may be resumed. In a transaction.
     pub fn lock(table: pg_sys::Oid, indexes: &[pg_sys::Oid]) {
         let mode = write_lock().as_raw();
         // SAFETY: locks by OID; nothing has to exist.
@@ -307,21 +305,22 @@ impl OpenTable {
         }
     }
 
-    /// The same, without waiting for anybody. False where somebody would have to be waited for.
+    /// As [`OpenTable::lock`], without waiting. Returns false if another session would have to be
+    /// waited for.
     pub(super) fn lock_if_free(table: pg_sys::Oid, indexes: &[pg_sys::Oid]) -> bool {
         let mode = write_lock();
         let mut all = std::iter::once(&table).chain(indexes);
         all.all(|relation| mode.try_on_relation(*relation))
     }
 
-    /// OIDs of its indexes.
+    /// Returns the OIDs of the table's indexes.
     #[must_use]
     pub fn index_oids(&self) -> Vec<pg_sys::Oid> {
         let indexes = self.indexes().into_iter();
         indexes.map(|index| index.index().oid()).collect()
     }
 
-    /// Take a suspended table up again.
+    /// Resumes a suspended table.
     ///
     /// # Safety
     /// In a transaction that holds the locks of [`OpenTable::lock`]; no invalidation has come since
@@ -346,7 +345,7 @@ impl OpenTable {
         self.suspended = false;
     }
 
-    /// Close an open table. To be called before the transaction commits.
+    /// Closes an open table. Called before the transaction commits.
     pub fn close(mut self) {
         self.end_bulk();
         if let Some(lookup) = self.lookup.take() {
@@ -355,7 +354,7 @@ impl OpenTable {
         if let Some(router) = self.router.take() {
             router.end();
         }
-        // A slot that somebody holds keeps the memory.
+        // A slot that is still referenced keeps the memory.
         let is_held = self.new_slot.is_shared() || self.local_slot.is_shared();
         // SAFETY: the counterparts of `open`, in the order of PostgreSQL's own apply worker. The
         // lock stays until commit.
@@ -373,22 +372,22 @@ impl OpenTable {
         self.let_go(is_held);
     }
 
-    /// Frees the memory, unless a slot is held.
+    /// Frees the memory, unless a slot is still referenced.
     fn let_go(self, is_held: bool) {
         if is_held {
             std::mem::forget(self.context);
         }
     }
 
-    /// Free the memory of a suspended table, or of one whose transaction was rolled back and took
-    /// everything else.
+    /// Frees the memory of a suspended table, or of one whose transaction was rolled back and has
+    /// freed everything else.
     pub fn discard(self) {
-        // A slot that somebody holds keeps the memory.
+        // A slot that is still referenced keeps the memory.
         let is_held = self.new_slot.is_shared() || self.local_slot.is_shared();
         self.let_go(is_held);
     }
 
-    /// The open relation. To be called while the table is open.
+    /// Returns the relation. Called while the table is open.
     #[must_use]
     pub fn relation(&self) -> RelationRef<'_> {
         if self.suspended {
@@ -398,19 +397,19 @@ impl OpenTable {
         unsafe { RelationRef::from_ptr(self.relation).unwrap_unchecked() }
     }
 
-    /// The slot with the row that [`OpenTable::find`] found.
+    /// Returns the slot with the row that [`OpenTable::find`] found.
     #[must_use]
     pub fn local_slot(&self) -> Slot {
         self.local_slot.clone()
     }
 
-    /// The slot with the row that is written.
+    /// Returns the slot with the row that is written.
     #[must_use]
     pub fn new_slot(&self) -> Slot {
         self.new_slot.clone()
     }
 
-    /// Value of a column, from 0, of the row that was found; `None` for null.
+    /// Returns the value of a column, from 0, of the row that was found; `None` for null.
     #[must_use]
     pub fn local_value(&self, column: usize) -> Option<pg_sys::Datum> {
         self.local_slot.value(column)
@@ -422,8 +421,9 @@ impl OpenTable {
         self.lookup.is_some()
     }
 
-    /// Find the row with this key for a purpose, and lock it unless that is not wanted: then it may
-    /// change until it is written, which [`OpenTable::update`] and [`OpenTable::delete`] notice.
+    /// Finds the row with this key for a purpose, and locks it if that is asked for. A row that is
+    /// not locked may change until it is written; [`OpenTable::update`] and [`OpenTable::delete`]
+    /// notice that.
     ///
     /// # Errors
     /// Whatever PostgreSQL raises.
@@ -441,8 +441,8 @@ impl OpenTable {
         }
     }
 
-    /// Look where the row with this key is, so that it is found sooner when it is wanted. False
-    /// where that is known.
+    /// Looks up the place of the row with this key, so that it is found faster later. Returns false
+    /// if the place is known.
     pub(super) fn look_ahead(
         &mut self,
         values: &RowValues,
@@ -455,26 +455,26 @@ impl OpenTable {
             .is_some_and(|lookup| lookup.look_ahead(values, key, slot, purpose))
     }
 
-    /// A slot for a row of the table, in the memory of the change in hand.
+    /// Returns a new slot for a row of the table, in the memory of the current change.
     pub(super) fn make_slot(&self) -> Slot {
         slot_of(self.relation())
     }
 
-    /// Whether the version of a row that is in this slot, which this transaction has locked, is the
-    /// row still.
+    /// Whether the row version in this slot, which this transaction has locked, is still the
+    /// latest.
     pub(super) fn is_there(&self, slot: &Slot) -> bool {
         self.make_slot()
             .fetch(self.relation(), slot.tid(), Visible::ToItself)
     }
 
-    /// Where the row in the local slot is.
+    /// Returns the place of the row in the local slot.
     #[must_use]
     pub fn found_at(&self) -> Place {
         heap_page::place_of(self.local_slot.tid())
     }
 
-    /// Find and lock a row that has these very values, but none of those at `passed_over`; else one
-    /// that equals them, by scans of the whole table.
+    /// Finds and locks a row that has these very values, other than those at `passed_over`; if
+    /// there is none, one that is equal to them. Scans the whole table.
     ///
     /// # Errors
     /// Whatever PostgreSQL raises.
@@ -495,13 +495,13 @@ impl OpenTable {
         Ok(found.map_or(Found::Missing(None), Found::Row))
     }
 
-    /// The partition below this table that a row with these values belongs to.
+    /// Returns the partition below this table that a row with these values belongs to.
     pub fn partition_for(&mut self, values: &RowValues) -> pg_sys::Oid {
         self.fill(&self.new_slot, values);
         self.partition()
     }
 
-    /// The partition below this table that the row in the new slot belongs to.
+    /// Returns the partition below this table that the row in the new slot belongs to.
     pub(super) fn partition(&mut self) -> pg_sys::Oid {
         let (estate, target, relation) = (self.estate, self.target, self.relation);
         // SAFETY: the executor state, the target and the relation belong together, and are there
@@ -510,7 +510,7 @@ impl OpenTable {
         self.router.get_or_insert_with(new).find(&self.new_slot)
     }
 
-    /// The value at the position of a column of this table, from 0, of values for a row of it.
+    /// Returns the value in a column of this table, from 0, among values for a row of it. Returns
     /// `None` if it is not given, `Some(None)` for null.
     #[inline]
     pub(super) fn cell<'v>(
@@ -529,13 +529,12 @@ impl OpenTable {
         Some(Some(unsafe { Value::new(attribute, value) }))
     }
 
-    /// Put values into a virtual slot; what is not given is null.
+    /// Puts values into a virtual slot; missing ones are null.
     pub(super) fn fill(&self, slot: &Slot, values: &RowValues) {
         self.fill_with(slot, values, |_| None);
     }
 
-    /// Put values into a virtual slot; a value that is not given is what `otherwise` has of this
-    /// table's column.
+    /// Puts values into a virtual slot; missing ones are what `otherwise` returns for the column.
     #[inline]
     pub(super) fn fill_with(
         &self,
@@ -544,7 +543,7 @@ impl OpenTable {
         otherwise: impl Fn(usize) -> Option<pg_sys::Datum>,
     ) {
         // SAFETY: a virtual slot of this table's shape. The values are the table's, in the memory
-        // of the change in hand, of rows that are held back, or of the row in the local slot, which
+        // of the current change, of rows that are held back, or of the row in the local slot, which
         // stays there until this one is written.
         unsafe {
             slot.fill(|column| {

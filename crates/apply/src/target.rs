@@ -1,7 +1,7 @@
-//! Local tables that changes go to, by the stream's relation and the table's OID. Run by whoever
-//! applies changes.
+//! Local tables that changes go to, by the stream's relation and the table's OID. Run by the
+//! processes that apply changes.
 //!
-//! Plain tables stay set up between transactions, suspended (`table`), up to [`KEPT_TABLES`] of
+//! Plain tables stay set up between transactions, suspended (`table`), at most [`KEPT_TABLES`] of
 //! them.
 
 use braid_bgworker::sqlstate::SqlState;
@@ -20,25 +20,25 @@ use super::table::{self, OpenTable};
 use super::transaction::Current;
 use super::{Session, generation, unlogged};
 
-/// How many tables are kept set up between transactions.
+/// Number of tables that are kept set up between transactions.
 const KEPT_TABLES: usize = 256;
 
-/// Number of the stream's relation, and OID of the table.
+/// Number of the stream's relation, and OID of the local table.
 pub(super) type Key = (u32, u32);
 
-/// A table, and what is known of it.
+/// A local table: its plan, its state, its counts.
 #[derive(Debug)]
 pub(super) struct Target {
     pub(super) plan: LocalRelation,
     pub(super) generation: u64,
     /// Open, or suspended.
     pub(super) table: Option<OpenTable>,
-    /// Its indexes, as long as it is there.
+    /// OIDs of its indexes, as long as `table` is set.
     pub(super) indexes: Vec<pg_sys::Oid>,
     pub(super) counters: Option<&'static TableEntry>,
-    /// Counts of the transaction in hand.
+    /// Counts of the current transaction.
     pub(super) counts: Counts,
-    /// The columns that the plan leaves out are written down.
+    /// Whether the columns that the plan leaves out are recorded.
     pub(super) missing_noted: bool,
 }
 
@@ -55,7 +55,7 @@ impl Target {
         }
     }
 
-    /// Take over what the transaction in hand did to the table under its former shape.
+    /// Takes over the counts of the current transaction for the table under its former shape.
     fn succeed(&mut self, before: &Self) {
         self.counts = before.counts;
         self.missing_noted = before.missing_noted
@@ -70,7 +70,7 @@ impl Target {
             .is_some_and(|table| !table.is_suspended())
     }
 
-    /// The open table and its plan.
+    /// Returns the open table and its plan.
     pub(super) fn opened(&mut self) -> Result<(&mut LocalRelation, &mut OpenTable), PgError> {
         match &mut self.table {
             Some(table) => Ok((&mut self.plan, table)),
@@ -78,7 +78,7 @@ impl Target {
         }
     }
 
-    /// Free the table of a transaction that was rolled back; one that is suspended stays.
+    /// Frees the table of a transaction that was rolled back; a suspended one stays.
     fn roll_back(&mut self) {
         self.counts = Counts::default();
         self.missing_noted = false;
@@ -88,8 +88,8 @@ impl Target {
     }
 }
 
-/// Takes a suspended table up, for which this transaction has taken the locks, unless something was
-/// invalidated. Returns whether it has.
+/// Resumes a suspended table, whose locks this transaction holds, unless something was invalidated.
+/// Returns whether it did.
 fn resume_locked(table: &mut OpenTable, generation: u64) -> bool {
     let is_current = generation::is_current(generation);
     if is_current {
@@ -103,14 +103,14 @@ fn not_open() -> PgError {
     PgError::new(SqlState::InternalError, "table is not open")
 }
 
-/// State of a table that is wanted.
+/// State of a table before a change uses it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Standing {
     /// This transaction has it open.
     Open,
-    /// It was suspended, and is open now.
+    /// Suspended before, open now.
     Resumed,
-    /// It is to be set up.
+    /// Not set up.
     Closed,
 }
 
@@ -118,7 +118,7 @@ pub(super) enum Standing {
 #[derive(Debug, Default)]
 pub(super) struct Tables {
     targets: NumberMap<Key, Target>,
-    /// Tables that are suspended.
+    /// Number of suspended tables.
     kept: usize,
 }
 
@@ -131,12 +131,12 @@ impl Tables {
         self.targets.get_mut(&key)
     }
 
-    /// A table that is known.
+    /// Returns a table of this session.
     pub(super) fn target(&mut self, key: Key) -> Result<&mut Target, PgError> {
         self.targets.get_mut(&key).ok_or_else(not_open)
     }
 
-    /// A table that is open, and what is known of it.
+    /// Returns an open table with its plan.
     pub(super) fn opened(
         &mut self,
         key: Key,
@@ -144,7 +144,7 @@ impl Tables {
         self.target(key)?.opened()
     }
 
-    /// As [`Tables::opened`], to look at.
+    /// As [`Tables::opened`], for reading.
     pub(super) fn opened_at(&self, key: Key) -> Result<(&LocalRelation, &OpenTable), PgError> {
         match self.targets.get(&key) {
             Some(Target {
@@ -156,18 +156,18 @@ impl Tables {
         }
     }
 
-    /// Plan of a table that is known.
+    /// Returns the plan of a table of this session.
     pub(super) fn plan(&self, key: Key) -> Result<&LocalRelation, PgError> {
         let target = self.targets.get(&key).ok_or_else(not_open)?;
         Ok(&target.plan)
     }
 
-    /// A table that is open.
+    /// Returns an open table.
     pub(super) fn open(&mut self, key: Key) -> Result<&mut OpenTable, PgError> {
         self.opened(key).map(|(_, table)| table)
     }
 
-    /// Open a table that is suspended, if nothing was invalidated since.
+    /// Opens a suspended table, if nothing was invalidated since.
     fn resume(&mut self, key: Key) -> Standing {
         let Some(target) = self.targets.get_mut(&key) else {
             return Standing::Closed;
@@ -178,7 +178,7 @@ impl Tables {
         let Some(table) = target.table.as_mut() else {
             return Standing::Closed;
         };
-        // Taking the locks processes what has come meanwhile.
+        // Taking the locks processes invalidations that have come meanwhile.
         let resumed = generation::is_current(target.generation) && {
             OpenTable::lock(pg_sys::Oid::from(key.1), &target.indexes);
             resume_locked(table, target.generation)
@@ -193,15 +193,14 @@ impl Tables {
         Standing::Closed
     }
 
-    /// Open a plain table that is suspended, if nobody has to be waited for. `None` where it stays
-    /// closed.
+    /// Opens a suspended plain table, if its locks are free. Returns `None` if it stays closed.
     pub(super) fn resume_if_free(&mut self, key: Key) -> Option<Standing> {
         let target = self.targets.get_mut(&key)?;
         if target.is_open() {
             return Some(Standing::Open);
         }
         let table = target.table.as_mut()?;
-        // Locks stay until the end of the transaction, also where the table is not taken up.
+        // Locks stay until the end of the transaction, even if the table is not resumed.
         if !generation::is_current(target.generation)
             || !OpenTable::lock_if_free(pg_sys::Oid::from(key.1), &target.indexes)
             || !resume_locked(table, target.generation)
@@ -212,7 +211,7 @@ impl Tables {
         Some(Standing::Resumed)
     }
 
-    /// Know a table under another plan.
+    /// Stores a table under a new plan.
     fn insert(&mut self, key: Key, target: Target) {
         if let (Some(before), Some(now)) =
             (self.targets.insert(key, target), self.targets.get_mut(&key))
@@ -221,8 +220,8 @@ impl Tables {
         }
     }
 
-    /// Let go of what a transaction has opened. Rows of tables that are closed for good, and are
-    /// still to be checked, go to `unchecked`.
+    /// Suspends or closes the tables that a transaction has opened. Rows of closed tables that are
+    /// still to be checked go to `unchecked`.
     pub(super) fn close(&mut self, open: &[Key], unchecked: &mut Vec<(Key, Unchecked)>) {
         for key in open {
             let Some(target) = self.targets.get_mut(key) else {
@@ -243,7 +242,7 @@ impl Tables {
         }
     }
 
-    /// Free all tables that are suspended.
+    /// Frees all suspended tables.
     fn forget_kept(&mut self) {
         for target in self.targets.values_mut() {
             if let Some(table) = target.table.take_if(|table| table.is_suspended()) {
@@ -253,7 +252,7 @@ impl Tables {
         self.kept = 0;
     }
 
-    /// Free what a transaction that was rolled back had opened.
+    /// Frees the tables that a transaction, which was rolled back, had opened.
     pub(super) fn roll_back(&mut self, open: impl Iterator<Item = Key>) {
         for key in open {
             if let Some(target) = self.targets.get_mut(&key) {
@@ -262,7 +261,7 @@ impl Tables {
         }
     }
 
-    /// Free all tables.
+    /// Frees all tables.
     pub(super) fn discard(self) {
         for table in self.targets.into_values().filter_map(|target| target.table) {
             table.discard();
@@ -270,7 +269,7 @@ impl Tables {
     }
 }
 
-/// The error of a transaction that is parked until a table is copied.
+/// Returns the error for a transaction that is parked until a table is copied.
 pub(super) fn to_be_copied(table: &str) -> PgError {
     let mut error = PgError::new(
         SqlState::LockNotAvailable,
@@ -285,11 +284,11 @@ pub(super) fn to_be_copied(table: &str) -> PgError {
 }
 
 impl Session {
-    /// Whether changes of the transaction in hand that have this effect go there.
+    /// Whether changes of the current transaction with this effect are applied to the table.
     ///
     /// # Errors
-    /// 40001 where only its commit says that: it is applied then. 55P03 where the table is still to
-    /// be copied, and the transaction is to be parked until it is.
+    /// 40001 if only its commit tells: it is applied then. 55P03 if the table is still to be
+    /// copied, and the transaction is to be parked until then.
     pub(super) fn takes(
         &mut self,
         route: &Route,
@@ -307,14 +306,15 @@ impl Session {
     }
 
     /// Whether transactions that change tables which are still to be copied are parked. If not,
-    /// such changes are left out: the leader hands out only what is older than the copy will be.
+    /// such changes are left out: the leader hands out only transactions that are older than the
+    /// copy.
     pub(super) fn parks_for_copies(&self) -> bool {
         registry::subscription(self.identity.subscription_id)
             .is_some_and(registry::SubscriptionEntry::parks_for_copies)
     }
 
-    /// Makes sure that a table is open under the current plan. If it was to be set up, this process
-    /// works as its owner afterwards.
+    /// Opens a table under the current plan, unless it is open. If it had to be set up, this
+    /// process works as its owner afterwards.
     pub(super) fn open_table(
         &mut self,
         schema: u32,
@@ -336,7 +336,7 @@ impl Session {
         unsafe {
             let relation = pg_sys::try_relation_open(oid, table::write_lock().as_raw());
             let view = RelationRef::from_ptr(relation).ok_or_else(relation::dropped)?;
-            // After the lock: a change of the table that committed before it is known by now.
+            // After the lock: a change of the table that committed before the lock is known by now.
             let generation = generation::now();
             let stale = self
                 .tables
@@ -364,9 +364,8 @@ impl Session {
                 let table = OpenTable::open(&as_owner, &target.plan)?;
                 let plain = table.is_plain();
                 target.indexes = table.index_oids();
-                // To open the indexes may have shown that something changed: then it is good for
-                // this transaction only, as a plan's generation is not the current one's any more
-                // when it is looked for next.
+                // Opening the indexes may have processed an invalidation. Then the plan is good for
+                // this transaction only: its generation is not the current one at the next use.
                 target.table = Some(table);
                 let attempt = self.attempt();
                 attempt.open.push(key);
@@ -381,7 +380,8 @@ impl Session {
         Ok(key)
     }
 
-    /// Let go of what the transaction has opened, before it commits or waits to.
+    /// Suspends or closes the tables that the transaction has opened, before it commits or waits
+    /// for its turn.
     pub(super) fn close_tables(&mut self) {
         self.work_as_self();
         if let Some(attempt) = &mut self.attempt {

@@ -1,5 +1,5 @@
 //! The local transaction of an attempt: its begin, its commit as a transaction of the source, its
-//! end. Run by whoever applies changes.
+//! end. Run by the processes that apply changes.
 
 use std::ffi::CStr;
 use std::rc::Rc;
@@ -18,28 +18,28 @@ use super::change::version;
 use super::doing::Step;
 use super::{Session, version};
 
-/// The transaction in hand.
+/// The source's transaction that is being applied.
 #[derive(Debug, Clone)]
 pub(super) struct Current {
     pub(super) commit_lsn: u64,
     pub(super) timestamp: i64,
     pub(super) xid: u32,
     pub(super) origin: Rc<str>,
-    /// The sender is the origin: its order is the order of versions.
+    /// The sender is the origin, so the sender's order is the order of versions.
     pub(super) from_origin: bool,
-    /// The sender gives notice of a row that has lost to another one (`eviction`): a deletion,
-    /// which versions judge and no rule.
+    /// The sender announces the deletion of a losing row (`eviction`). Versions decide about it,
+    /// and no rule.
     pub(super) is_displacement_notice: bool,
-    /// It is to be prepared: the time is that of PREPARE, and its version will have a later one. Or
-    /// it runs.
+    /// The version is not known yet: the transaction is to be prepared, and `timestamp` is that of
+    /// PREPARE; or it is in progress at the provider. The version will have a later time.
     pub(super) unsettled: bool,
-    /// It runs at the provider: it commits after this position, and at this time or later. What
-    /// more than that would have to be known for is not applied now.
+    /// The transaction is in progress at the provider. It commits after `commit_lsn`, and not
+    /// before `timestamp`. A change that needs more than that to be decided is not applied now.
     pub(super) runs: bool,
 }
 
 impl Session {
-    /// What follows belongs to the transaction of `begin`.
+    /// Makes the transaction of `begin` the current one: the changes that follow belong to it.
     pub fn show(&mut self, begin: &Begin<'_>) {
         let from_origin = begin.origin.is_empty();
         let current = Current {
@@ -63,7 +63,7 @@ impl Session {
         self.show_versions();
     }
 
-    /// The transaction that was begun is to be prepared.
+    /// Says that the current transaction is to be prepared.
     pub fn expect_prepare(&mut self) {
         self.hints.waits_for_commit = None;
         if let Some(current) = self.attempt().current.as_mut() {
@@ -71,8 +71,8 @@ impl Session {
         }
     }
 
-    /// The transaction that was begun runs at the provider: it commits after `read`, and not before
-    /// `newest` (Unix microseconds).
+    /// Says that the current transaction is in progress at the provider: it commits after position
+    /// `read`, and not before `newest` (Unix microseconds).
     pub fn runs(&mut self, read: u64, newest: i64) {
         self.hints.waits_for_commit = None;
         if let Some(current) = self.attempt().current.as_mut() {
@@ -83,11 +83,11 @@ impl Session {
         }
     }
 
-    /// The transaction that was applied while it ran has committed there, at this position and time
-    /// (Unix microseconds).
+    /// Says that the current transaction, which was applied while it was in progress, has committed
+    /// at the provider, at this position and time (Unix microseconds).
     ///
     /// # Errors
-    /// 40001 when that is before what is here and was taken for older.
+    /// 40001 if that time is before the one that the transaction was applied with.
     pub fn has_committed(&mut self, commit_lsn: u64, timestamp: i64) -> Result<(), PgError> {
         self.flush()?;
         let attempt = self.attempt();
@@ -110,8 +110,8 @@ impl Session {
         Ok(())
     }
 
-    /// What is here under the version of the transaction in hand, and came by this stream, is its
-    /// own: a change that comes after it is later.
+    /// Makes rows with the current transaction's version that came by this stream count as its own:
+    /// a change in the stream behind them is later.
     pub(super) fn show_versions(&self) {
         match (&self.same_stream, self.current()) {
             (Some(origins), Some(current)) => version::own(current.timestamp, origins),
@@ -119,14 +119,14 @@ impl Session {
         }
     }
 
-    /// Whether the transaction in hand began under this version of the tables' states.
+    /// Whether the current transaction began under this version of the tables' states.
     #[must_use]
     pub fn is_as_of(&self, tables_version: u32) -> bool {
         self.tables_version == tables_version
     }
 
-    /// Open a transaction for what follows `begin`, and for more that is to be committed with it as
-    /// one.
+    /// Opens a local transaction for the transaction of `begin`, and for others that are to be
+    /// committed with it as one.
     pub fn begin_batch(&mut self, begin: &Begin<'_>, tables_version: u32) {
         self.begin(begin, tables_version);
         let attempt = self.attempt();
@@ -134,8 +134,8 @@ impl Session {
         attempt.written.begin();
     }
 
-    /// What follows `begin` joins the open batch. False, and nothing has happened, when it can't:
-    /// it has another origin, or a version that is not the newer one for being later.
+    /// Adds the transaction of `begin` to the open batch. Returns false, and does nothing, if it
+    /// can't: it has another origin, or comes later with a version that is not newer.
     pub fn join(&mut self, begin: &Begin<'_>) -> bool {
         let from_origin = begin.origin.is_empty();
         let next = Version {
@@ -161,14 +161,16 @@ impl Session {
         true
     }
 
-    /// What triggers and expressions see is what is committed now, as in a transaction of its own.
+    /// Takes a new snapshot, so that triggers and expressions see what is committed now, as in a
+    /// transaction of its own.
     pub(super) fn refresh_snapshot(&mut self) {
         // The active snapshot is the one that `begin` pushed.
         snapshot::pop();
         snapshot::push();
     }
 
-    /// All of the batch is applied: write down what its commit does not say. It is committed next.
+    /// Ends a batch of which everything is applied: stores the versions that its commit does not
+    /// carry. The caller commits next.
     ///
     /// # Errors
     /// Whatever PostgreSQL raises.
@@ -182,7 +184,7 @@ impl Session {
         Ok(())
     }
 
-    /// Open a transaction for what follows `begin`.
+    /// Opens a local transaction for the transaction of `begin`.
     pub fn begin(&mut self, begin: &Begin<'_>, tables_version: u32) {
         if tables_version != self.tables_version {
             self.routes.clear();
@@ -196,8 +198,9 @@ impl Session {
         self.start();
     }
 
-    /// Commit what there is of the transaction in hand as a piece of it, at `position`, and count
-    /// it. [`Session::go_on`] opens the next. Returns the end of the local commit record.
+    /// Commits the changes of the current transaction so far as a chunk of it, at `position`, and
+    /// counts them. [`Session::go_on`] opens the next chunk. Returns the end of the local commit
+    /// record.
     ///
     /// # Errors
     /// As [`Session::change`].
@@ -218,7 +221,7 @@ impl Session {
         Ok(local_end)
     }
 
-    /// Open the next piece of the transaction in hand.
+    /// Opens the next chunk of the current transaction.
     pub fn go_on(&mut self, tables_version: u32) {
         if tables_version != self.tables_version {
             self.routes.clear();
@@ -233,13 +236,13 @@ impl Session {
         self.start();
     }
 
-    /// Begin an attempt. One that was not ended is dropped.
+    /// Begins an attempt. Drops an attempt that was not ended.
     pub(super) fn begin_attempt(&mut self) {
         self.drop_attempt();
         self.attempt = Some(Attempt::with(&mut self.buffers));
     }
 
-    /// Open a local transaction for the attempt in hand, which begins here if there is none.
+    /// Opens a local transaction for the current attempt, which begins here if there is none.
     pub(super) fn start(&mut self) {
         if self.attempt.is_none() {
             self.begin_attempt();
@@ -249,7 +252,7 @@ impl Session {
         self.enter_change();
     }
 
-    /// Commit what was done as a change of this node.
+    /// Commits the writes as a transaction of this node.
     pub(super) fn commit_as_own(&mut self) -> Result<(), PgError> {
         self.close_tables();
         self.store_tally()?;
@@ -258,8 +261,8 @@ impl Session {
         Ok(())
     }
 
-    /// Commit the local transaction, with whatever origin is set. Returns the end of the local
-    /// commit record; 0 when nothing was written.
+    /// Commits the local transaction, with the origin that is set. Returns the end of the local
+    /// commit record; 0 if nothing was written.
     pub(super) fn end(&mut self) -> u64 {
         let end = transaction::commit();
         self.forget_change();
@@ -267,13 +270,13 @@ impl Session {
         end
     }
 
-    /// The attempt in hand is committed, or prepared: only its counts stay.
+    /// Ends the current attempt, which is committed or prepared. Only its counts stay.
     pub(super) fn end_attempt(&mut self) {
         let Some(attempt) = self.attempt.take() else {
             return;
         };
         let mut ended = attempt.end(&mut self.buffers);
-        // Tables of a commit before that nobody has counted are counted with this one's.
+        // If nobody has counted the tables of the last commit yet, they are counted with these.
         let uncounted = &mut self.uncounted;
         std::mem::swap(&mut uncounted.tables, &mut ended.tables);
         uncounted.tables.append(&mut ended.tables);
@@ -282,7 +285,7 @@ impl Session {
         self.buffers.open = ended.tables;
     }
 
-    /// Drop an attempt that was rolled back, with what it has counted.
+    /// Drops an attempt that was rolled back, with its counts.
     pub(super) fn drop_attempt(&mut self) {
         let Some(attempt) = self.attempt.take() else {
             return;
@@ -292,7 +295,7 @@ impl Session {
         self.buffers.open = tables;
     }
 
-    /// Write down the conflicts of the attempt in hand.
+    /// Stores the conflicts of the current attempt.
     pub(super) fn store_tally(&mut self) -> Result<(), PgError> {
         match &mut self.attempt {
             Some(attempt) => attempt.tally.store(&self.identity.subscription),
@@ -300,8 +303,8 @@ impl Session {
         }
     }
 
-    /// Commit with the origin's position and this timestamp (Unix microseconds). Returns the end of
-    /// the local commit record; 0 when nothing was written.
+    /// Commits with the origin's position and this timestamp (Unix microseconds). Returns the end
+    /// of the local commit record; 0 if nothing was written.
     pub(super) fn commit_at(&mut self, end_lsn: u64, timestamp: i64) -> u64 {
         let timestamp = timestamp.saturating_sub(EPOCH_DIFFERENCE);
         clock::seen(timestamp);
@@ -309,8 +312,8 @@ impl Session {
         self.end()
     }
 
-    /// All of the transaction is there: write what was held back, and let go of what was opened,
-    /// before it waits for its turn.
+    /// Writes held-back rows and removals, checks deferred constraints, and closes tables. Called
+    /// when the whole transaction is applied, before it waits for its turn.
     ///
     /// # Errors
     /// As [`Session::change`].
@@ -321,7 +324,7 @@ impl Session {
         self.check_leaving()?;
         self.check_kept_out()?;
         self.close_tables();
-        // Those of a batch are written down with its versions.
+        // Versions of a batch are stored by [`Session::finish_batch`].
         let attempt = self.attempt();
         if attempt.written.has_merged() && !attempt.written.is_making() {
             attempt.written.store(attempt.timestamp())?;
@@ -331,8 +334,8 @@ impl Session {
         self.store_tally()
     }
 
-    /// Commit as the source's transaction that ends at `end_lsn`. Returns the end of the local
-    /// commit record; 0 when nothing was written.
+    /// Commits as the source's transaction that ends at `end_lsn`. Returns the end of the local
+    /// commit record; 0 if nothing was written.
     ///
     /// # Errors
     /// As [`Session::change`].
@@ -342,7 +345,7 @@ impl Session {
         Ok(self.commit_at(end_lsn, timestamp))
     }
 
-    /// Prepare, under the name `gid`, as the source's transaction whose PREPARE ends at `end_lsn`.
+    /// Prepares, under the name `gid`, as the source's transaction whose PREPARE ends at `end_lsn`.
     ///
     /// # Errors
     /// As [`Session::change`].
@@ -356,7 +359,7 @@ impl Session {
         Ok(())
     }
 
-    /// The transaction was rolled back: the attempt at it is over.
+    /// Ends the attempt at a transaction that was rolled back.
     pub fn forget_transaction(&mut self) {
         self.drop_attempt();
         self.bulk.reset();

@@ -1,10 +1,11 @@
-//! TRUNCATE of the transaction in hand.
+//! TRUNCATE by the current transaction.
 //!
-//! A truncate deletes each row with its own version. Where nothing in the tables is newer, they are
-//! truncated; else what is older is deleted row by row. Either way a tombstone for the table as a
-//! whole is written, so that what is older and comes later stays away (`deletion.rs`), and for the
-//! nodes behind this one the truncate is passed on (`unfound.rs`): row by row, WAL has only what
-//! was here. Where deletions are not remembered, tables are truncated without a look at their rows.
+//! A truncate deletes each row that is older than it. If no row of the tables is newer, they are
+//! truncated; otherwise the older rows are deleted one by one. In both cases a tombstone for the
+//! whole table is stored, so that older changes that come later are not applied (`deletion.rs`). If
+//! rows are deleted one by one, the truncate is passed on to the nodes behind this one
+//! (`unfound.rs`), because WAL has only the rows that were here. If deletions are not remembered,
+//! tables are truncated without reading their rows.
 
 use std::collections::HashSet;
 use std::rc::Rc;
@@ -37,17 +38,17 @@ use super::{Current, Session};
 pub(super) struct Emptied {
     pub(super) key: Key,
     pub(super) relation: Relation,
-    /// It has rows whose versions can be read.
+    /// Whether its rows have versions that can be read.
     pub(super) is_heap: bool,
 }
 
-/// What rows of one transaction can be passed over with.
+/// A transaction all of whose rows are deleted, so that its other rows need no decision.
 type Gone = Option<pg_sys::TransactionId>;
 
 impl Session {
-    /// Truncate what the provider truncated, partitions included. Tables that are not part of the
-    /// subscription, or are copied from a later state, are left out; CASCADE was resolved at the
-    /// provider.
+    /// Truncates the tables that the provider truncated, with their partitions. Leaves out tables
+    /// that are not part of the subscription, or were copied from a later state. The provider has
+    /// resolved CASCADE.
     ///
     /// # Errors
     /// As [`Session::change`].
@@ -61,7 +62,7 @@ impl Session {
                 "truncate outside of a transaction from the provider",
             ));
         };
-        // Open tables hold scans and slots; TRUNCATE wants to be alone with the table.
+        // Open tables hold scans and slots; TRUNCATE requires that nothing else uses the table.
         self.close_tables();
         let remembers = registry::remembers_deletions();
         let mut has_waited = false;
@@ -78,13 +79,14 @@ impl Session {
             if roots.is_empty() {
                 return Ok(());
             }
-            // Before the collector, who looks at rows, has to wait for this transaction.
+            // Before the locks: the collector reads rows, and would have to wait for this
+            // transaction.
             if remembers && !has_waited && says_whole_rows(&roots) {
                 wait_for_sessions()?;
                 has_waited = true;
             }
             let tables = lock_below(&roots)?;
-            // Taking the locks may have shown that a table was copied meanwhile.
+            // While waiting for the locks, a table may have been copied.
             if routes.iter().all(|route| route.is_current()) {
                 break (roots, tables);
             }
@@ -112,17 +114,17 @@ impl Session {
         drop(tables);
         self.work_as_self();
         self.attempt().counts.truncates += roots.len() as u64;
-        // A table that nothing else has been done to need not be known by this schema yet.
+        // If nothing else was done to a table, this schema may not have it yet.
         self.attempt()
             .truncated
             .extend(roots.iter().map(|(_, relation)| *relation));
         Ok(())
     }
 
-    /// Whether all of the tables were truncated by this very transaction, which came by another
-    /// way, or a newer one: nothing older is here. To carry it out again would send it on again,
-    /// and around for ever where nodes forward to each other. Straight from its origin it comes
-    /// once, and by its order.
+    /// Whether all of the tables were truncated by a newer transaction, or by this very one when it
+    /// came over another subscription: no older row is here. To truncate again would send the
+    /// truncate on again, and in circles if nodes forward to each other. A truncate straight from
+    /// its origin comes once, and in order.
     fn has_truncated(&mut self, tables: &[Emptied], current: &Current) -> Result<bool, PgError> {
         if current.from_origin {
             return Ok(false);
@@ -135,14 +137,14 @@ impl Session {
         Ok(true)
     }
 
-    /// Truncate tables with all that is in them.
+    /// Truncates tables with all their rows.
     fn empty_whole(&mut self, tables: &[Emptied], restart_identity: bool) -> Result<(), PgError> {
         if let Some(user) = self.identity.run_as {
             self.work_as(pg_sys::Oid::from(user));
         }
         let relations: Vec<&Relation> = tables.iter().map(|table| &table.relation).collect();
-        // From 16 on PostgreSQL itself goes from owner to owner. Before, a trigger would run with
-        // this process's rights.
+        // From version 16 on, PostgreSQL itself switches to each owner. Before, a trigger would run
+        // with this process's rights.
         if self.identity.run_as.is_none()
             && let Some(first) = relations.first().map(|first| first.owner())
         {
@@ -168,7 +170,7 @@ impl Session {
         Ok(())
     }
 
-    /// Whether any row of the tables stays, or is to be recorded.
+    /// Whether a row of the tables stays, or a conflict has to be recorded.
     fn has_conflicts(&mut self, tables: &[Emptied], current: &Current) -> Result<bool, PgError> {
         let mut found = false;
         for table in tables.iter().filter(|table| table.is_heap) {
@@ -189,9 +191,9 @@ impl Session {
         Ok(found)
     }
 
-    /// Delete what does not stay, in all of the tables: a foreign key does not let one be truncated
-    /// without those that refer to it. Their sequences go on, as rows with their numbers may have
-    /// stayed.
+    /// Deletes the rows that do not stay, in all of the tables: with a foreign key, a table can't
+    /// be truncated without those that refer to it. Sequences are not restarted, because rows with
+    /// their numbers may have stayed.
     fn empty_by_row(&mut self, tables: &[Emptied], current: &Current) -> Result<(), PgError> {
         for before in [true, false] {
             for table in tables {
@@ -229,7 +231,7 @@ impl Session {
                 session.record(context, found, decision, &rows)?;
             }
             if matches!(fate, Fate::Goes(_)) {
-                // Nobody else can change the table.
+                // The table is locked: no other session can change it.
                 deleted |= table.relation.view().delete_at(slot.tid());
                 session.note_gone(key, current);
                 session
@@ -244,7 +246,7 @@ impl Session {
         Ok(())
     }
 
-    /// Set a table up for applying.
+    /// Sets up a table for applying.
     pub(super) fn open_emptied(&mut self, table: &Emptied) -> Result<Rc<RemoteRelation>, PgError> {
         let (schema, oid) = table.key;
         let remote = self.remote(schema)?;
@@ -255,8 +257,8 @@ impl Session {
         Ok(remote)
     }
 
-    /// Look at each row of an open table, in its local slot, and at what becomes of it; until
-    /// `look` says no.
+    /// Calls `look` with each row of an open table, in the local slot, and its fate, until `look`
+    /// returns false.
     fn each_row(
         &mut self,
         table: &Emptied,
@@ -280,8 +282,8 @@ impl Session {
         result.map(|_| ())
     }
 
-    /// What becomes of the row in the local slot of an open table. `gone` is a transaction whose
-    /// rows all go.
+    /// Decides about the row in the local slot of an open table. `gone` is a transaction all of
+    /// whose rows are deleted.
     fn fate(&mut self, context: RowContext<'_>, gone: &mut Gone) -> Result<Fate, PgError> {
         let RowContext { key, current, .. } = context;
         let slot = self.tables.open(key)?.local_slot();
@@ -291,8 +293,7 @@ impl Session {
         }
         let stamp = stamp_of(xid);
         let plan = &self.tables.target(key)?.plan;
-        // Rows of a batch are no newer than its commit says; one that was merged, or copied, may
-        // be.
+        // A row of a batch is no newer than the batch's commit; a merged or copied row may be.
         let is_common = !plan.rules.may_have_merged_rows()
             && match stamp {
                 Stamp::Unversioned => {
@@ -332,17 +333,17 @@ impl Session {
     }
 }
 
-/// What becomes of a row.
+/// Decision about a row.
 #[derive(Debug, Clone, Copy)]
 enum Fate {
-    /// It is deleted; how that was decided, if it is a conflict.
+    /// Deleted; with the decision, if it is a conflict.
     Goes(Option<(Found, Decision)>),
-    /// It is newer, or a rule has it stay.
+    /// Kept: it is newer, or a rule keeps it.
     Stays((Found, Decision)),
 }
 
-/// Whether changes of any of these tables, or of their partitions, say whole rows.
-/// In a transaction. A table that is gone by now has no row of pg_class.
+/// Whether changes of any of these tables, or of their partitions, carry whole rows. In a
+/// transaction. A table that was dropped meanwhile has no row of pg_class.
 fn says_whole_rows(roots: &[Key]) -> bool {
     roots.iter().any(|(_, root)| {
         emptied_with(pg_sys::Oid::from(*root), LockMode::None)
@@ -353,8 +354,8 @@ fn says_whole_rows(roots: &[Key]) -> bool {
     })
 }
 
-/// The tables that a truncate of this one empties, itself first: its partitions too. An ordinary
-/// table's children are named by the provider. In a transaction.
+/// Returns the tables that a truncate of this one empties, itself first, then its partitions. The
+/// provider names the children of an ordinary table itself. In a transaction.
 fn emptied_with(root: pg_sys::Oid, mode: LockMode) -> Vec<pg_sys::Oid> {
     if mode != LockMode::None {
         mode.on_relation(root);
@@ -365,11 +366,10 @@ fn emptied_with(root: pg_sys::Oid, mode: LockMode) -> Vec<pg_sys::Oid> {
     syscache::with_inheritors(root, mode)
 }
 
-/// Lock and open these tables and their partitions.
+/// Locks and opens these tables and their partitions.
 ///
 /// # Errors
-/// 42809 when one of them is a foreign table; 42P01 when one is gone.
-/// In a transaction.
+/// 42809 if one of them is a foreign table; 42P01 if one was dropped. In a transaction.
 fn lock_below(roots: &[Key]) -> Result<Vec<Emptied>, PgError> {
     let mode = LockMode::AccessExclusive;
     let mut tables: Vec<Emptied> = Vec::new();

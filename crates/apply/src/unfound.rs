@@ -1,15 +1,14 @@
-//! What finds nothing here, and is news all the same: deletions of rows that are not here, and what
-//! a truncate has not found. Run by the appliers, for the nodes behind this one
-//! (`braid_node::readers`).
+//! Deletions that find no row here, and truncates that are carried out row by row, passed on to the
+//! nodes behind this one (`braid_node::readers`). Run by the appliers.
 //!
-//! To this node it is a tombstone, which keeps older changes away (`deletion`); WAL has nothing of
-//! it. A node that has an older state of the row from elsewhere would never learn that it is gone.
-//! So there is a row of `braid.unfound` of it, inserted and deleted in the very transaction that is
-//! applied, which has the version already: of the insertion the output plugin makes the deletion,
-//! or the truncate, for nodes that want what others wrote (`plugin/unfound.rs`).
+//! This node stores a tombstone, which keeps older changes away (`deletion`), but WAL has no
+//! deletion of a row that was not there. A node that has an older state of the row from elsewhere
+//! would never learn that it is deleted. So the transaction that is applied, and has the version,
+//! inserts a row into `braid.unfound` and deletes it. The output plugin makes the deletion, or the
+//! truncate, of the insert, for nodes that want what other nodes wrote (`plugin/unfound.rs`).
 //!
-//! What is known here already, or older than that, is not passed on: who is told of what it knows
-//! is silent, so nothing goes round (I8).
+//! A deletion that is known here already, or is older than a known one, is not passed on. So
+//! nothing goes round in circles (I8).
 
 use braid_bgworker::conflict::Local;
 use braid_node::readers;
@@ -27,8 +26,8 @@ use super::target::Key;
 use super::{Current, Session};
 
 impl Session {
-    /// The row that a deletion was for, with these values, is not here, which is written down
-    /// already: so the transaction has an id.
+    /// Passes on a deletion whose row, with these values, was not found. Its tombstone is stored
+    /// already, so the transaction has an id.
     pub(super) fn pass_on_deletion(
         &mut self,
         key: Key,
@@ -54,19 +53,19 @@ impl Session {
             return Ok(());
         }
         let slot = table.new_slot();
-        // Nothing is in it that is still used.
+        // The slot has nothing that is still used.
         table.fill(&slot, values);
         let row = self.tables.row_to_tell(key, &slot)?;
         self.tell_unfound(&[pg_sys::Oid::from(key.1)], Some(row), false)
     }
 
-    /// Tables were truncated row by row.
+    /// Passes on a truncate that was carried out row by row.
     pub(super) fn pass_on_truncate(
         &mut self,
         tables: &[pg_sys::Oid],
         restart_identity: bool,
     ) -> Result<(), PgError> {
-        // It may have deleted nothing yet.
+        // The transaction may have deleted nothing yet.
         transaction::assign_id();
         if !readers::passes_on() {
             return Ok(());
@@ -85,16 +84,16 @@ impl Session {
             row.as_deref().map_or(Cell::Null, Cell::Bytes),
             Cell::Boolean(restart_identity),
         ];
-        // The table has no index, and none but the extension writes to it.
+        // The table has no index, and only the extension writes to it.
         table_scan::pass_through(own_table("unfound")?, row);
         snapshot::show_own();
         Ok(())
     }
 }
 
-/// Whether deletions of a table's rows are sent with no more than these columns, by which the
-/// provider's are found: then one that was not found can be sent too. Its indexes are locked as
-/// long as the table is open.
+/// Whether deletions from a table are sent with these columns only, by which the provider's rows
+/// are found. Then a deletion that was not found can be sent too. The table's indexes are locked as
+/// long as it is open.
 fn is_told_by(table: &OpenTable, keys: &[i16]) -> bool {
     let relation = table.relation();
     match relation.replica_identity() {

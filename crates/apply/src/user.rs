@@ -21,9 +21,8 @@ use braid_postgres::setting::Level;
 use braid_postgres::table_rights;
 use pgrx::pg_sys;
 
-/// What the user whom this process works as may do with a table: whether it has this right
-/// (ACL_INSERT and so on), and whether row-level security applies to it. In a transaction; the
-/// table exists.
+/// Returns whether the user whom this process works as has this right (ACL_INSERT and so on) on a
+/// table, and whether row-level security applies to the user. In a transaction; the table exists.
 pub fn rights(table: pg_sys::Oid, right: u32) -> (bool, bool) {
     let user = catalog::current_role();
     (
@@ -32,8 +31,8 @@ pub fn rights(table: pg_sys::Oid, right: u32) -> (bool, bool) {
     )
 }
 
-/// An open relation, and that this process works as its owner, or as the user who stands for all
-/// owners. Nothing can go back to the process's own user as long as it lives.
+/// An open relation, while this process works as its owner, or as the user who stands for all
+/// owners. The process can't switch back to its own user as long as this lives.
 #[derive(Debug)]
 pub struct AsOwner<'u> {
     relation: RelationRef<'u>,
@@ -48,8 +47,8 @@ impl<'u> AsOwner<'u> {
     }
 }
 
-/// The user that this process works as, and how to go back. Switching is cheap, and stays until
-/// somebody else is needed: a transaction's changes usually have one owner.
+/// The user that this process works as, and the way back. Switching is cheap. The user stays until
+/// another one is needed: a transaction's changes usually have one owner.
 #[derive(Debug, Default)]
 pub struct UserSwitch {
     saved: Option<Saved>,
@@ -63,8 +62,8 @@ struct Saved {
 }
 
 impl UserSwitch {
-    /// Works as the owner of a relation from here on, or as `run_as` if that is given. In a
-    /// transaction, whose abort restores the user.
+    /// Switches to the owner of a relation, or to `run_as` if that is given. In a transaction,
+    /// whose abort restores the user.
     pub fn as_owner<'u>(
         &'u mut self,
         relation: RelationRef<'u>,
@@ -77,14 +76,13 @@ impl UserSwitch {
         }
     }
 
-    /// Work as `user` from here on. To be called in a transaction, whose abort restores it too.
+    /// Switches to `user`. Called in a transaction, whose abort restores the user too.
     pub fn work_as(&mut self, user: pg_sys::Oid) {
         self.work_as_limited(user, pg_sys::SECURITY_RESTRICTED_OPERATION);
     }
 
-    /// Work as `user` from here on, who refreshes a materialized view. PostgreSQL runs the view's
-    /// query as its owner, with limits of its own; what it does around that needs a temporary
-    /// table.
+    /// Switches to `user`, who refreshes a materialized view. PostgreSQL runs the view's query as
+    /// its owner, with limits of its own, but needs a temporary table around it.
     pub fn work_as_caller_of_refresh(&mut self, user: pg_sys::Oid) {
         self.restore();
         self.work_as_limited(user, pg_sys::SECURITY_LOCAL_USERID_CHANGE);
@@ -100,8 +98,8 @@ impl UserSwitch {
         if before.role == user {
             return;
         }
-        // A superuser may do everything anyway. Nobody else may reach this process's rights,
-        // through a trigger that leaves something behind.
+        // A superuser may do everything anyway. Other users must not get this process's rights, for
+        // example through something that a trigger leaves behind.
         let limits = if plain::superuser_arg(user) {
             0
         } else {
@@ -115,7 +113,7 @@ impl UserSwitch {
         });
     }
 
-    /// Work as this process's own user again.
+    /// Switches back to this process's own user.
     pub fn restore(&mut self) {
         if let Some(saved) = self.saved.take() {
             // Settings that a trigger changed go back too.

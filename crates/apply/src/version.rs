@@ -1,8 +1,8 @@
 //! Row versions: which node committed a row, and when. Run by the appliers.
 //!
-//! A row's version is its xmin's commit timestamp and replication origin (pg_commit_ts). Origins of
-//! ours are named `braid/<node>/<number>`; origin 0 is this node; rows that came by the initial
-//! copy carry `DoNotReplicateId`, whose version nobody knows.
+//! A row's version is its xmin's commit timestamp and replication origin (pg_commit_ts). Braid's
+//! origins are named `braid/<node>/<number>`; origin 0 is this node. Rows of the initial copy carry
+//! `DoNotReplicateId`, which tells no version.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -19,16 +19,16 @@ use pgrx::pg_sys;
 
 use super::rewrite;
 
-/// Commit timestamp (Unix microseconds) of the transaction in hand where what has it already came
-/// by the same stream: in a piece of the transaction that is committed, or in one of several that
-/// the provider made of it. [`NO_TIME`] when that is not asked.
+/// Commit timestamp (Unix microseconds) of the current transaction, if rows of it may have come by
+/// the same stream before: in a committed chunk of it, or in one of several transactions that the
+/// provider made of it. [`NO_TIME`] otherwise.
 static NOW_AT: AtomicI64 = AtomicI64::new(NO_TIME);
-/// Origins by which it is known.
+/// Origins under which the same stream has brought rows.
 static SAME_STREAM: Mutex<Vec<OriginId>> = Mutex::new(Vec::new());
 const NO_TIME: i64 = i64::MIN;
 
-/// What has this commit timestamp and one of these origins counts as written by the transaction in
-/// hand.
+/// Makes rows with this commit timestamp and one of these origins count as written by the current
+/// transaction.
 pub fn own(timestamp: i64, origins: &[OriginId]) {
     if let Ok(mut of) = SAME_STREAM.lock() {
         of.clear();
@@ -37,12 +37,13 @@ pub fn own(timestamp: i64, origins: &[OriginId]) {
     }
 }
 
-/// Only what the transaction in hand writes now is its own.
+/// Makes only rows count as the current transaction's own that its local transaction writes.
 pub fn own_nothing() {
     NOW_AT.store(NO_TIME, Ordering::Relaxed);
 }
 
-/// The version of what a transaction of this commit timestamp (Unix microseconds) and origin wrote.
+/// Returns the version of a row that a transaction with this commit timestamp (Unix microseconds)
+/// and origin wrote.
 pub fn known(timestamp: i64, origin: ReplOriginId) -> Stamp {
     if is_own(timestamp, origin) {
         return Stamp::Own;
@@ -50,7 +51,7 @@ pub fn known(timestamp: i64, origin: ReplOriginId) -> Stamp {
     Stamp::Known(timestamp, origin)
 }
 
-/// Whether that is the version of the transaction in hand.
+/// Whether that is the version of the current transaction.
 pub(super) fn is_own(timestamp: i64, origin: ReplOriginId) -> bool {
     NOW_AT.load(Ordering::Relaxed) == timestamp
         && SAME_STREAM
@@ -61,15 +62,16 @@ pub(super) fn is_own(timestamp: i64, origin: ReplOriginId) -> bool {
 /// A version with its origin's number, as it is read from a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stamp {
-    /// Written by the transaction in hand, also by a piece of it that is committed.
+    /// Written by the current transaction, or by a chunk of it that is committed.
     Own,
     /// Frozen, copied, or from before commit timestamps were kept.
     Unversioned,
     /// Commit timestamp (Unix microseconds) and origin.
     Known(i64, ReplOriginId),
-    /// The same, of a row that was made here of several: the largest of theirs.
+    /// Commit timestamp (Unix microseconds) and origin of a row that was merged here from several:
+    /// the largest of theirs.
     Merged(i64, ReplOriginId),
-    /// As that, by the transaction in hand.
+    /// As [`Stamp::Merged`], written by the current transaction.
     OwnMerged(i64, ReplOriginId),
 }
 
@@ -92,8 +94,8 @@ impl Stamp {
     }
 }
 
-/// The version of a row that a transaction has written, as far as the transaction tells it:
-/// [`Stamp::Unversioned`] also if the row may be one that it has only written anew ([`rewrite`]).
+/// Returns the version of a row that a transaction has written, as far as the transaction tells it:
+/// [`Stamp::Unversioned`] also if the transaction has rewritten tables ([`rewrite`]).
 #[must_use]
 pub fn stamp_of(xid: pg_sys::TransactionId) -> Stamp {
     if rewrite::has_rewritten(xid) {
@@ -102,7 +104,7 @@ pub fn stamp_of(xid: pg_sys::TransactionId) -> Stamp {
     stamp_of_transaction(xid)
 }
 
-/// The version that a transaction gives to what it writes.
+/// Returns the version that a transaction gives to the rows that it writes.
 #[must_use]
 pub fn stamp_of_transaction(xid: pg_sys::TransactionId) -> Stamp {
     if transaction::is_own(xid) {
@@ -125,21 +127,22 @@ pub fn stamp_of_transaction(xid: pg_sys::TransactionId) -> Stamp {
     known(timestamp, origin)
 }
 
-/// Whether a transaction was committed before this database became the node that it is. Its origin
-/// may have been dropped since, and the number be another node's.
+/// Whether a transaction was committed before this database became the node that it is now. Its
+/// origin may have been dropped since, and another node may have the number.
 fn is_of_earlier_life(xid: pg_sys::TransactionId) -> bool {
     let first = registry::my_manager().map_or(0, |entry| entry.first_xid.load(Ordering::Acquire));
     if first == 0 {
         return false;
     }
-    // Cheap, and right but for ids of more than 2^31 transactions ago, of which there are no rows.
+    // Cheap, and right except for ids of more than 2^31 transactions ago, of which there are no
+    // rows.
     let low = u32::try_from(first & 0xFFFF_FFFF).unwrap_or(0);
     let may_precede = xid.into_inner().wrapping_sub(low).cast_signed() < 0;
     may_precede && xid::full(xid) < first
 }
 
-/// Whether rows of this transaction have the versions that are written down for them: it was an
-/// initial copy's, or has rewritten a table.
+/// Whether the versions of rows of this transaction are stored apart from it: it was an initial
+/// copy's, or has rewritten a table.
 #[must_use]
 pub fn tells_none(xid: pg_sys::TransactionId) -> bool {
     rewrite::has_rewritten(xid) || is_copied(xid)
@@ -151,17 +154,19 @@ pub fn is_copied(xid: pg_sys::TransactionId) -> bool {
     commit_data(xid).is_some_and(|(_, origin)| origin == COPIED)
 }
 
-/// Terms on which this node alone decides about rows that come (`Session::decide_alone`).
+/// Terms on which this node alone decides about incoming rows
+/// ([`Session::decide_alone`](super::Session::decide_alone)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Alone {
-    /// Rows here whose version is not known count as written here at this time (Unix microseconds).
+    /// Local rows without a known version count as written here at this time (Unix microseconds).
     pub(crate) unversioned_at: i64,
-    /// The version of what is written: this time (Unix microseconds), and this node.
+    /// Version of the rows that are written: this time (Unix microseconds), and this node.
     pub(crate) time: i64,
 }
 
 impl Alone {
-    /// Whether a row was deleted for one that came, by this or an earlier transaction.
+    /// Whether a row was deleted because it lost to an incoming one, by this or an earlier
+    /// transaction.
     pub(crate) fn has_evicted(self, timestamp: i64, origin: ReplOriginId) -> bool {
         origin == 0 && timestamp == self.time
     }

@@ -1,10 +1,10 @@
-//! The moment between a local TRUNCATE and its tombstone. Run by the appliers.
+//! The time between a TRUNCATE by a session of this node and its tombstone. Run by the appliers.
 //!
-//! A row that was deleted tells of it until the collector has come past it (`workers/collector`).
-//! TRUNCATE leaves no rows. But its transaction wrote the table's row of `pg_class`, and whoever
-//! applies a change to the table sees that once it has the table's lock: then it waits until the
-//! collector has come past everything that is committed by then. That is once for each new row of
-//! `pg_class`, and mostly it has come further already.
+//! The dead version of a deleted row is kept until the collector has stored the deletion
+//! (`workers/collector`). TRUNCATE leaves no dead rows. But its transaction wrote the table's row
+//! of `pg_class`. An applier that has locked the table sees that, and waits until the collector has
+//! processed all WAL up to then. It waits once for each new row of `pg_class`, and mostly the
+//! collector has got there already.
 
 use std::collections::HashMap;
 
@@ -17,7 +17,7 @@ use braid_postgres::syscache::ClassRow;
 use braid_postgres::{transaction, wal};
 use pgrx::pg_sys;
 
-/// What was waited for.
+/// Tables for whose truncates the process has waited.
 #[derive(Debug, Default)]
 pub struct Window {
     /// By table: the transaction that wrote its row of `pg_class`.
@@ -25,14 +25,14 @@ pub struct Window {
 }
 
 impl Window {
-    /// Truncates of a table that have committed here have a tombstone when this returns.
-    ///
-    /// # Errors
-    /// 40001 where the collector does not get there: the transaction is to be rolled back, and
-    /// applied again.
+    /// Waits until committed truncates of a table by sessions of this node have tombstones.
     ///
     /// The transaction holds a lock on the table, and has processed the invalidations that came
-    /// before it had that.
+    /// before it.
+    ///
+    /// # Errors
+    /// 40001 if the collector does not get there: the transaction is rolled back, and applied
+    /// again.
     pub fn close(&mut self, table: pg_sys::Oid) -> Result<(), PgError> {
         if !registry::remembers_deletions() {
             return Ok(());
@@ -54,10 +54,10 @@ impl Window {
 }
 
 fn wait() -> Result<(), PgError> {
-    // A commit that has truncated is flushed before anybody can see it.
+    // A commit with a truncate is flushed before any session can see it.
     let aim = wal::flushed();
-    // What was truncated before its slot is made has no tombstone; and to make one waits for the
-    // transaction in hand.
+    // Truncates from before the collector's slot exists have no tombstone; and creating the slot
+    // waits for the current transaction.
     if waiting::wait_past(aim) || !registry::remembers_deletions() || !waiting::has_slot() {
         return Ok(());
     }
@@ -66,7 +66,7 @@ fn wait() -> Result<(), PgError> {
     ))
 }
 
-/// Whether an applier wrote that: then it has waited for what was before it.
+/// Whether an applier was the writer: then that applier has waited for earlier truncates.
 fn was_applied(writer: pg_sys::TransactionId) -> bool {
     commit_data(writer).is_some_and(|(_, origin)| origin != 0 && origin != COPIED)
 }

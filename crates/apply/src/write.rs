@@ -1,8 +1,8 @@
-//! Writing rows. Run by the appliers.
+//! Writes rows. Run by the appliers.
 //!
-//! Into plain tables directly, through the table access method and `ExecInsertIndexTuples`: what
-//! the executor's functions do for them, without locking a row first that is then written anyway.
-//! Into others through the executor's own functions: triggers, generated columns, constraints.
+//! Plain tables are written directly, through the table access method and `ExecInsertIndexTuples`.
+//! The executor's functions do the same for them, but lock each row before they write it. Other
+//! tables are written through the executor's functions: triggers, generated columns, constraints.
 
 use braid_bgworker::sqlstate::SqlState;
 use braid_postgres::compat;
@@ -18,44 +18,44 @@ use super::relation::LocalRelation;
 use super::table::{OpenTable, RowValues};
 use super::user;
 
-/// What became of a write.
+/// Outcome of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Written {
-    /// It is done.
+    /// Carried out.
     Done,
-    /// Nothing is written: the row was changed or deleted since it was found without a lock. To be
-    /// looked for again.
+    /// Nothing was written: the row was changed or deleted since it was found without a lock. The
+    /// caller looks it up again.
     Changed,
 }
 
 /// A write by the executor's functions.
 #[derive(Debug)]
 enum Write<'s> {
-    /// Of the row in the new slot.
+    /// The row in the new slot.
     Insert,
-    /// Of the row in the local slot, to that in the new one.
+    /// The row in the local slot, replaced by the one in the new slot.
     Update,
-    /// Of the row in this slot.
+    /// The row in this slot.
     Delete(&'s Slot),
-    /// None: triggers are fired.
+    /// No row: triggers are fired.
     BeforeTruncate,
-    /// None: triggers are fired.
+    /// No row: triggers are fired.
     AfterTruncate,
 }
 
 /// A write into a plain table.
 #[derive(Debug)]
 enum PlainWrite<'s> {
-    /// Of the row in the new slot.
+    /// The row in the new slot.
     Insert,
-    /// Of the rows in these slots.
+    /// The rows in these slots.
     InsertMany(
         &'s mut [*mut pg_sys::TupleTableSlot],
         *mut pg_sys::BulkInsertStateData,
     ),
-    /// Of the row in the local slot, to that in the new one.
+    /// The row in the local slot, replaced by the one in the new slot.
     Update,
-    /// Of the row in this slot.
+    /// The row in this slot.
     Delete(&'s Slot),
 }
 
@@ -97,7 +97,8 @@ impl OpenTable {
         self.defaults = Some(prepared);
     }
 
-    /// Put a new row into the slot: what the stream gives, and defaults for what it lacks.
+    /// Puts a new row into the new slot: values of the stream, and defaults for columns that it
+    /// lacks.
     pub fn prepare_insert(&mut self, local: &LocalRelation, values: &RowValues) {
         if let Some(given) = &self.given {
             self.fill_with(&self.new_slot, values, |column| {
@@ -124,25 +125,25 @@ impl OpenTable {
         }
     }
 
-    /// The value of a column, from 0, of the row in the new slot; `None` for null.
+    /// Returns the value of a column, from 0, of the row in the new slot; `None` for null.
     pub(super) fn new_value(&self, column: usize) -> Option<pg_sys::Datum> {
         self.new_slot.value(column)
     }
 
-    /// The value of a column, from 0, of the row that was found, copied to the current memory
-    /// context; `None` for null.
+    /// Returns the value of a column, from 0, of the row that was found, copied to the current
+    /// memory context; `None` for null.
     pub(super) fn copied_value(&self, column: usize) -> Option<pg_sys::Datum> {
         self.local_slot.copy_value(column)
     }
 
-    /// Put the found row with new values into the slot.
+    /// Puts the row that was found, with new values, into the new slot.
     pub fn prepare_update(&mut self, values: &RowValues) {
         self.fill_with(&self.new_slot, values, |column| {
             self.local_slot.value(column)
         });
     }
 
-    /// Have the row in the new slot, which is about to be written, what is generated in it.
+    /// Computes the generated columns of the row in the new slot, which is about to be written.
     pub(super) fn compute_generated(&mut self, exists: bool) {
         if !self.relation().descriptor().has_stored_generated() {
             return;
@@ -157,10 +158,10 @@ impl OpenTable {
         unsafe { ffi::compute_stored_generated(target, estate, slot, command) };
     }
 
-    /// Calls one of the executor's functions that work on many rows, in memory that lives as long
-    /// as the executor state. PostgreSQL looks up triggers' functions once for all rows, in the
-    /// current context, and keeps there what a call of them caches (`fn_extra`). For single rows
-    /// these functions have memory of their own.
+    /// Calls one of the executor's functions for many rows, in memory that lives as long as the
+    /// executor state. PostgreSQL looks up triggers' functions once for all rows, in the current
+    /// context, and keeps in it what a call caches (`fn_extra`). For single rows these functions
+    /// have memory of their own.
     fn in_query_memory<T>(&self, work: impl FnOnce() -> T) -> T {
         // SAFETY: the executor state is this transaction's; the caller's context is put back, or,
         // after an error, set by the rollback.
@@ -177,7 +178,7 @@ impl OpenTable {
         unsafe {
             (*self.estate).es_output_cid = pg_sys::GetCurrentCommandId(true);
             if self.has_triggers {
-                // What plain tables wrote before is visible to triggers too.
+                // Earlier writes into plain tables are visible to triggers too.
                 pg_sys::UpdateActiveSnapshotCommandId();
                 pg_sys::AfterTriggerBeginQuery();
             }
@@ -201,8 +202,8 @@ impl OpenTable {
         }
     }
 
-    /// Has the new slot own the row that was written. Where a trigger has put another one there,
-    /// its values are in the memory of the row, which goes before the slot is looked at again.
+    /// Makes the new slot own the row that was written. If a trigger has put another row into it,
+    /// its values are in the memory of the row, which is freed before the slot is read again.
     fn keep_written(&self) {
         if !self.has_triggers {
             return;
@@ -210,8 +211,8 @@ impl OpenTable {
         self.new_slot.materialize();
     }
 
-    /// Make sure that the user whom this process works as may write the table so. Raises 42501 if
-    /// not, as COPY into it does.
+    /// Checks that the user whom this process works as has the right to write the table. Raises
+    /// 42501 otherwise, as COPY into it does.
     fn check_right(&mut self, right: u32) {
         if self.granted & right != 0 {
             return;
@@ -236,7 +237,7 @@ impl OpenTable {
             .with_hint(&hint)
             .raise();
         }
-        // Nothing here looks at policies, so it must not be a way around them.
+        // Policies are not evaluated here, so writing must not bypass them.
         if has_policies {
             let message = format!(
                 "cannot apply changes to table {}, whose row-level security applies to the role that they are applied as",
@@ -281,8 +282,7 @@ impl OpenTable {
         self.end_write();
     }
 
-    /// Writes into a plain table, under one guard. What was written becomes visible to what follows
-    /// in this transaction.
+    /// Writes into a plain table, under one guard. Later commands of this transaction see the rows.
     fn write_plain(&mut self, write: PlainWrite<'_>) -> pg_sys::TM_Result::Type {
         let (relation, target, estate) = (self.relation, self.target, self.estate);
         let (local, slot) = (self.local_slot.as_ptr(), self.new_slot.as_ptr());
@@ -348,7 +348,7 @@ impl OpenTable {
         }
     }
 
-    /// Insert the row in the new slot.
+    /// Inserts the row in the new slot.
     pub fn insert(&mut self) {
         self.check_right(pg_sys::ACL_INSERT);
         if self.is_plain() {
@@ -359,7 +359,7 @@ impl OpenTable {
         }
     }
 
-    /// Insert the rows in these virtual slots into a plain table.
+    /// Inserts the rows in these virtual slots into a plain table.
     pub(super) fn write_many(&mut self, slots: &[Slot]) {
         self.check_right(pg_sys::ACL_INSERT);
         let state = self.bulk_state();
@@ -367,7 +367,8 @@ impl OpenTable {
         self.write_plain(PlainWrite::InsertMany(&mut rows, state));
     }
 
-    /// Where rows were inserted last, and the buffers that are used for it.
+    /// Returns the state of bulk inserts: the place of the last insert, and the buffers that are
+    /// used.
     fn bulk_state(&mut self) -> *mut pg_sys::BulkInsertStateData {
         *self.bulk_state.get_or_insert_with(|| {
             // The state lives as long as the transaction, whose end frees or forgets it.
@@ -375,7 +376,7 @@ impl OpenTable {
         })
     }
 
-    /// Let go of the page that rows were inserted into last.
+    /// Releases the page into which rows were inserted last.
     pub(super) fn end_bulk(&mut self) {
         if let Some(state) = self.bulk_state.take() {
             // SAFETY: made in this transaction, and taken once.
@@ -383,7 +384,7 @@ impl OpenTable {
         }
     }
 
-    /// Fire the triggers of a TRUNCATE that is carried out row by row.
+    /// Fires the triggers of a TRUNCATE that is carried out row by row.
     pub fn fire_truncate(&mut self, before: bool) {
         if self.has_triggers {
             self.execute(if before {
@@ -394,7 +395,7 @@ impl OpenTable {
         }
     }
 
-    /// Whether rows may be updated (0) or deleted (1) as far as this node's own publications go.
+    /// Checks whether this node's own publications allow rows to be updated (0) or deleted (1).
     fn check_identity(&mut self, command: usize) {
         if let Some(checked) = self.checked.get_mut(command)
             && !*checked
@@ -410,10 +411,10 @@ impl OpenTable {
         }
     }
 
-    /// Replace the found row by the one in the new slot.
+    /// Replaces the row that was found by the one in the new slot.
     ///
     /// # Errors
-    /// XX000 for an answer of the table access method that cannot be.
+    /// XX000 for an unexpected answer of the table access method.
     pub fn update(&mut self) -> Result<Written, PgError> {
         self.check_right(pg_sys::ACL_UPDATE);
         if !self.is_plain() {
@@ -428,21 +429,21 @@ impl OpenTable {
         written(result)
     }
 
-    /// The row that was looked for, or made, is where the new slot says.
+    /// Stores the place of the row in the new slot, which was looked up or inserted.
     fn note_place(&mut self) {
         if let Some(lookup) = self.lookup.as_mut() {
             lookup.note(&self.new_slot);
         }
     }
 
-    /// Delete the found row.
+    /// Deletes the row that was found.
     ///
     /// # Errors
     /// As [`OpenTable::update`].
     pub fn delete(&mut self) -> Result<Written, PgError> {
         let slot = self.local_slot();
         let written = self.delete_row(&slot)?;
-        // A trigger may have put another row in its place.
+        // A trigger may have replaced the row.
         if written == Written::Done
             && self.is_plain()
             && let Some(lookup) = self.lookup.as_mut()
@@ -452,7 +453,7 @@ impl OpenTable {
         Ok(written)
     }
 
-    /// Delete the row of this table that is in a slot, as it was found.
+    /// Deletes the row of this table that is in a slot, as it was found.
     ///
     /// # Errors
     /// As [`OpenTable::update`].

@@ -1,5 +1,5 @@
-//! Decision about a change that meets a row, or a gap: by the versions
-//! (`braid_bgworker::conflict`), and then by the table's rules. Run by the appliers.
+//! Decision about a change whose row was found or not: by versions (`braid_bgworker::conflict`),
+//! and then by the table's rules. Run by the appliers.
 
 use braid_bgworker::conflict::{Action, Decision, Kind, Local, Version};
 use braid_bgworker::resolution::Resolution;
@@ -20,12 +20,12 @@ pub(crate) fn version(current: &Current) -> Version<'_> {
     }
 }
 
-/// Whether a decision has the row of the change written.
+/// Whether a decision makes the change's row be written.
 pub(super) fn writes(decision: Decision) -> bool {
     matches!(decision.action, Action::Apply | Action::Ask)
 }
 
-/// The rule for this kind of conflict is `error`.
+/// Returns the error for a conflict whose rule is `error`.
 pub(crate) fn refused(kind: Kind, remote: &RemoteRelation) -> PgError {
     PgError::new(
         SqlState::IntegrityConstraintViolation,
@@ -54,8 +54,8 @@ impl Tables {
 }
 
 impl OriginNames {
-    /// Whether a row here, or its deletion, may turn out to be newer than the transaction in hand,
-    /// whose commit will be later than its PREPARE, or older.
+    /// Whether a local row, or its deletion, may turn out to be newer than the current transaction,
+    /// or older: it will commit later than its PREPARE.
     pub(crate) fn may_yet_be_older(&mut self, current: &Current, found: Found) -> bool {
         let (Found::Missing(Some(stamp)) | Found::Row(stamp)) = found else {
             return false;
@@ -73,7 +73,7 @@ impl OriginNames {
     pub(crate) fn local<'a>(&'a mut self, found: Found) -> Local<'a> {
         match found {
             Found::Missing(None) => Local::Missing,
-            // A row that has left for another one does not keep its own key from being used.
+            // A row that was deleted because it lost does not block its own key.
             Found::Missing(Some(Stamp::Known(timestamp, origin)))
                 if self
                     .alone
@@ -81,7 +81,7 @@ impl OriginNames {
             {
                 Local::Missing
             }
-            // One of this transaction's own is not remembered.
+            // A deletion of this transaction itself is not remembered.
             Found::Missing(Some(Stamp::OwnMerged(..))) => Local::Missing,
             Found::Missing(Some(
                 Stamp::Known(timestamp, origin) | Stamp::Merged(timestamp, origin),
@@ -89,7 +89,7 @@ impl OriginNames {
                 timestamp,
                 origin: self.node(origin),
             }),
-            // Deleted by this transaction itself, or by one that nobody remembers.
+            // Deleted by this transaction itself, or by one whose version is not known.
             Found::Missing(Some(Stamp::Own | Stamp::Unversioned)) => Local::Missing,
             Found::Row(Stamp::Own) => Local::Own,
             Found::Row(Stamp::Unversioned) => match self.alone {
@@ -114,15 +114,14 @@ impl OriginNames {
         }
     }
 
-    /// Whether a rule has a row come although its deletion is newer.
+    /// Whether a rule makes a row be written although its deletion is newer.
     pub(super) fn is_over_newer(&mut self, found: Found, current: &Current) -> bool {
         matches!(self.local(found), Local::Deleted(deleted) if deleted >= version(current))
     }
 }
 
 impl Session {
-    /// Decides about a change and the row that was found: by versions, then by the rules for the
-    /// table.
+    /// Decides about a change and the row that was found: by versions, then by the table's rules.
     pub(crate) fn decide(
         &mut self,
         context: RowContext<'_>,
@@ -147,7 +146,7 @@ impl Session {
         }
         if current.is_displacement_notice {
             return Ok(match found {
-                // The row is gone here too: nothing to speak of.
+                // The row is gone here too: no conflict.
                 Found::Missing(_) => Decision {
                     conflict: None,
                     ..decision
@@ -165,7 +164,7 @@ impl Session {
         let resolved = rules
             .resolve(decision, local, context.version())
             .map_err(|kind| refused(kind, remote))?;
-        // A function would be called by a transaction of its own, before this one is done again.
+        // A function would be called in a transaction of its own, before this one is applied again.
         if self.origins.alone.is_some() && resolved.action == Action::Ask {
             return Ok(decision);
         }

@@ -16,9 +16,9 @@ use crate::{Current, Session, Target};
 
 /// A row that a change deletes.
 struct Delete<'v> {
-    /// Has the key of the row.
+    /// Values that include the row's key.
     before: &'v RowValues,
-    /// All of the row as its writer saw it is known.
+    /// Whether all of the row, as its writer saw it, is known.
     is_whole: bool,
 }
 
@@ -46,7 +46,7 @@ impl RowChange for Delete<'_> {
 }
 
 impl Session {
-    /// Apply a delete.
+    /// Applies a delete.
     pub(super) fn delete(
         &mut self,
         context: RowContext<'_>,
@@ -56,7 +56,7 @@ impl Session {
         self.apply_row(context, &mut Delete { before, is_whole })
     }
 
-    /// Delete what was found, as decided; record the conflict.
+    /// Deletes the row that was found, as decided; records the conflict.
     fn delete_row(
         &mut self,
         context: RowContext<'_>,
@@ -76,7 +76,7 @@ impl Session {
             }
             match self.remove_without_row(context, before)? {
                 Without::Changed => return Ok(Written::Changed),
-                // As if it had been found.
+                // Treated as if it had been found.
                 Without::Served => return Ok(Written::Done),
                 Without::Remembered => {}
             }
@@ -102,7 +102,7 @@ impl Session {
                     ..
                 } = self.tables.target(key)?
             {
-                // Shows at least the key of what was to be deleted.
+                // The history shows at least the key of the row that was to be deleted.
                 table.prepare_insert(plan, before);
             }
             let rows = self.tables.rows(key, exists, (!exists).then_some(before))?;
@@ -121,8 +121,8 @@ impl Session {
         Ok(Written::Done)
     }
 
-    /// Remember the version of the row in the local slot, which was just deleted, if this is a
-    /// batch. Where rows have no key, nobody asks for the version of one that is gone.
+    /// Stores the version of the row in the local slot, which was just deleted, if this is a batch.
+    /// In tables without a key, the version of a deleted row is not needed.
     pub(crate) fn note_gone(&mut self, key: Key, current: &Current) {
         let has_key = |target: &Target| target.plan.key.is_some();
         if self.tables.get(key).is_some_and(has_key) {

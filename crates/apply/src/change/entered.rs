@@ -1,10 +1,10 @@
-//! An inserted row that comes without some of its values: an update at the provider has brought it
-//! into the publication's row filter. Run by the appliers.
+//! Inserts that come without some of the row's values: an update at the provider has brought the
+//! row into the publication's row filter. Run by the appliers.
 //!
-//! The values are asked for before the row is routed, found or written (`crate::querier`): a
-//! partition's bounds and the rules for conflicts look at them. Nobody can be asked about rows of
-//! `braid.ingest`: there the row that is found completes the new one, and without one it is an
-//! error.
+//! The provider is asked for the values before the row is routed, found or written
+//! (`crate::querier`), because partition bounds and conflict rules use them. For changes of
+//! `braid.ingest` there is nobody to ask. There, the row that is found completes the new one, and a
+//! missing row is an error.
 
 use braid_bgworker::conflict::{Action, Decision, Kind};
 use braid_bgworker::sqlstate::SqlState;
@@ -26,7 +26,7 @@ pub(super) fn lacks_values(image: &Image<'_>) -> bool {
     values.any(|value| matches!(value, Ok(Value::None)))
 }
 
-/// The decision about a row that the provider does not have any more.
+/// Decision about a row that the provider does not have any more.
 const LEFT_OUT: Decision = Decision {
     action: Action::Keep,
     conflict: Some(Kind::UpdateMissing),
@@ -74,7 +74,7 @@ impl Session {
         self.values(&image, context.key, context.remote).map(Some)
     }
 
-    /// Records that a row is not written: its deletion, or its next key, follows.
+    /// Records that a row is not written: its deletion, or its next key, follows in the stream.
     fn leave_out(&mut self, context: RowContext<'_>, values: &RowValues) -> Result<(), PgError> {
         let (plan, table) = self.tables.opened(context.key)?;
         table.prepare_insert(plan, values);
@@ -82,10 +82,11 @@ impl Session {
         self.record(context, Found::Missing(None), LEFT_OUT, &rows)
     }
 
-    /// Makes sure that an inserted row has all of its values, or a row that was found completes it.
+    /// Checks that an inserted row has all of its values, or that a row that was found completes
+    /// it.
     ///
     /// # Errors
-    /// 22023 where it would be written with nulls in place of values.
+    /// 22023 if it would be written with nulls in place of values.
     pub(super) fn check_complete(
         &self,
         context: RowContext<'_>,
@@ -100,8 +101,8 @@ impl Session {
         Err(incomplete(context.remote))
     }
 
-    /// The row in the new slot was just inserted. If its values may be another row's, whatever
-    /// changes it next does not take them for granted.
+    /// Marks the row in the new slot, which was just inserted, if some of its values may be those
+    /// of another row. The next change of it then counts as a conflict.
     pub(super) fn mark_entered(
         &mut self,
         context: RowContext<'_>,

@@ -1,5 +1,5 @@
-//! The row here that a change is about: found by its key, or by all of its values, with its
-//! version. Run by the appliers.
+//! Finds the local row of a change, by its key or by all of its values, and its version. Run by the
+//! appliers.
 
 use std::collections::BTreeSet;
 
@@ -26,7 +26,7 @@ use crate::target::{Key, Tables};
 use crate::version::{OriginNames, Stamp};
 use crate::{Current, Session, Target, copied};
 
-/// Knowledge by which the versions of rows of a table are told, while rows are looked for.
+/// Data that tell the versions of rows of a table, while rows are looked up.
 struct RowVersions<'s> {
     plan: &'s LocalRelation,
     known: &'s mut KnownVersions,
@@ -36,7 +36,7 @@ struct RowVersions<'s> {
 }
 
 impl RowVersions<'_> {
-    /// The version of the row in a slot, of which its transaction says `stamp`.
+    /// Returns the version of the row in a slot, given `stamp`, the version of its transaction.
     fn of(
         &mut self,
         xid: pg_sys::TransactionId,
@@ -50,8 +50,8 @@ impl RowVersions<'_> {
         };
         if let Stamp::Known(_, origin) = stamp {
             // A change straight from the origin that wrote the row is newer, whatever the row's
-            // time; unless the row was merged with something that the origin had not seen. Where
-            // rows have no key, the time of one that was taken out is written down.
+            // time. Not if the row was merged with something that the origin had not seen. In
+            // tables without a key, the time of a removed row is stored, so it is needed.
             let trusted = !plan.rules.may_have_merged_rows()
                 && (plan.key.is_some() || !registry::remembers_deletions())
                 && self.current.is_some_and(|current| {
@@ -65,9 +65,9 @@ impl RowVersions<'_> {
         self.known.refine(self.written, xid, stamp, hash)
     }
 
-    /// Whether the transaction in hand may take a row of this version out of a table without a key.
-    /// By other rules than versions, or as long as it has none of its own, any is as good as
-    /// another.
+    /// Whether the current transaction may remove a row of this version from a table without a key.
+    /// If other rules than versions decide, or the transaction has no version yet, any identical
+    /// row will do.
     fn takes(&mut self, stamp: Stamp) -> bool {
         let Some(current) = self.current else {
             return true;
@@ -87,7 +87,7 @@ impl RowVersions<'_> {
 }
 
 impl Tables {
-    /// Where the row that was found last is.
+    /// Returns the place of the row that was found last.
     pub(super) fn found_at(&self, key: Key) -> Option<Place> {
         let target = self.get(key)?;
         target.table.as_ref().map(OpenTable::found_at)
@@ -95,7 +95,7 @@ impl Tables {
 }
 
 impl Session {
-    /// The table, if the row that is found in it need not be locked before it is written.
+    /// Whether a row that is found in the table must be locked before it is written.
     pub(super) fn needs_lock(&self, key: Key) -> bool {
         self.hints.check_other_keys
             || self
@@ -105,8 +105,8 @@ impl Session {
                 .is_none_or(|table| !(table.is_plain() && table.has_key()))
     }
 
-    /// Find the row that `values` identify for a purpose, and lock it if that is wanted. Where it
-    /// is to be inserted, a deletion that is older than it need not be known.
+    /// Finds the row that `values` identify for a purpose, and locks it if that is asked for. For
+    /// an insert, a deletion that is older than it need not be known.
     pub(crate) fn find(
         &mut self,
         key: Key,
@@ -131,8 +131,8 @@ impl Session {
         values: &RowValues,
         how: (Purpose, bool),
     ) -> Result<Found, PgError> {
-        // Nobody else has seen a row that a transaction adds to a table without a key, and takes
-        // out again.
+        // No other session has seen a row that this transaction adds to a table without a key and
+        // removes again.
         let added = self.attempt.as_ref().map(|attempt| &attempt.added);
         let mut prefers_own =
             added.is_some_and(|added| self.tables.may_be_among(added, key, values));
@@ -167,7 +167,7 @@ impl Session {
             });
         }
         if remote.identity == braid_gir::ReplicaIdentity::Full {
-            // Rows that are newer than the change, and were put there by others.
+            // Rows that are newer than the change, and were written by others.
             let mut passed_over = Vec::new();
             let mut older = None;
             loop {

@@ -1,4 +1,4 @@
-//! A row that comes: written over the one that was found, or into a gap, as decided. Run by the
+//! Writes an incoming row over the one that was found, or as a new one, as decided. Run by the
 //! appliers.
 
 use braid_bgworker::conflict::{Action, Decision};
@@ -16,14 +16,14 @@ use crate::target::Key;
 use crate::write::Written;
 use crate::{Current, Session, Target};
 
-/// A row that comes or changes, as a change says it.
+/// An incoming row, or an incoming change of one.
 #[derive(Clone, Copy)]
 pub(crate) struct Incoming<'a> {
-    /// The row after it.
+    /// The row after the change.
     pub(crate) after: &'a RowValues,
     /// The row as its writer saw it, if all of it is known.
     pub(crate) before: Option<&'a RowValues>,
-    /// The row is a new one.
+    /// Whether the change inserts the row.
     pub(crate) is_insert: bool,
 }
 
@@ -38,7 +38,8 @@ impl<'a> Incoming<'a> {
 }
 
 impl Session {
-    /// Write what comes over what was found, or into the gap, as decided; record the conflict.
+    /// Writes an incoming row over the row that was found, or as a new one, as decided. Records the
+    /// conflict.
     pub(super) fn write_row(
         &mut self,
         context: RowContext<'_>,
@@ -108,7 +109,7 @@ impl Session {
         Ok(written)
     }
 
-    /// Write the row in the new slot over what was found, or into the gap.
+    /// Writes the row in the new slot over the row that was found, or as a new one.
     pub(crate) fn write_new(
         &mut self,
         context: RowContext<'_>,
@@ -153,7 +154,7 @@ impl Session {
         Ok(Written::Done)
     }
 
-    /// Remember the version of the row in a slot, which was just written or deleted, if this is a
+    /// Stores the version of the row in a slot, which was just written or deleted, if this is a
     /// batch.
     pub(crate) fn note_version(
         &mut self,

@@ -44,7 +44,7 @@ impl RowChange for Insert<'_> {
 }
 
 impl Session {
-    /// Apply an insert.
+    /// Applies an insert.
     pub(crate) fn insert(
         &mut self,
         context: RowContext<'_>,
@@ -56,8 +56,8 @@ impl Session {
         self.apply_row(context, &mut Insert { after })
     }
 
-    /// Apply an insert into a table without a key: the row comes beside any that equals it, unless
-    /// its removal is known.
+    /// Applies an insert into a table without a key. The row is added even if an equal one is
+    /// there, unless a remembered removal was meant for it.
     fn insert_without_key(
         &mut self,
         context: RowContext<'_>,
@@ -71,7 +71,7 @@ impl Session {
             self.write_row(context, found, decision, incoming)?;
             return Ok(());
         }
-        // Else nothing but a truncate may have taken it.
+        // If no removal was meant for it, only a truncate may have removed it.
         let found = self.deletions().recall(key, after, None, true)?;
         let mut decision = self.decide(context, found, decide_insert)?;
         if decision.action == Action::Ask {

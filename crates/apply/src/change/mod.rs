@@ -1,15 +1,15 @@
-//! A changed row, as it comes with the stream. Run by the appliers.
+//! Changed rows of the stream, and how each change is applied. Run by the appliers.
 //!
 //! | step | where |
 //! |---|---|
-//! | the table, and the values of the row | here, and `routed` |
+//! | the table, and the values of the row | this file, and `routed` |
 //! | the loop of each change: find, decide, lock first, carry out | `row_change` |
-//! | the row here, and its version | `find` |
-//! | who wins: by versions, then by the table's rules | `decision`, with `braid_bgworker::conflict` |
+//! | the local row, and its version | `find` |
+//! | the winner: by versions, then by rules | `decision`, with `braid_bgworker::conflict` |
 //! | what inserts, updates and deletes do | `insert`, `update`, `delete` |
 //! | an insert that lacks large values | `entered` |
 //! | an update that gives a row another key, or partition | `moved` |
-//! | a row that is written, over another one or into a gap | `incoming` |
+//! | writing a row, over another one or as a new one | `incoming` |
 //! | a conflict, counted and recorded | `record` |
 
 mod decision;
@@ -42,11 +42,11 @@ pub(crate) use incoming::Incoming;
 pub(crate) use record::Rows;
 
 impl Session {
-    /// Apply one change of the transaction in hand.
+    /// Applies one change of the current transaction.
     ///
     /// # Errors
     /// An error that PostgreSQL raises comes as an unwinding panic; errors that are found here are
-    /// returned. Either way the transaction is to be rolled back.
+    /// returned. In both cases the caller rolls the transaction back.
     pub fn change(&mut self, change: &Change<'_>) -> Result<(), PgError> {
         let applied = self.apply_change(change);
         self.attempt().forget_told();
@@ -87,7 +87,7 @@ impl Session {
         schema: u32,
         context: RowContext<'_>,
     ) -> Result<(), PgError> {
-        // A partition's bounds may be of a column whose value is to be asked for.
+        // A partition's bounds may use a column whose value the provider has to be asked for.
         if self.tables.plan(context.key)?.partitioned
             && change.after.as_ref().is_some_and(entered::lacks_values)
         {
@@ -104,8 +104,9 @@ impl Session {
         Ok(())
     }
 
-    /// Open the table that a relation of the stream goes to, and work as its owner. `None` when its
-    /// changes are not applied: they are in its copy, or it is not part of the subscription.
+    /// Opens the table that a relation of the stream goes to, and works as its owner. Returns
+    /// `None` if its changes are not applied: they are in its copy, or it is not part of the
+    /// subscription.
     pub(crate) fn prepare(
         &mut self,
         schema: u32,
@@ -124,8 +125,7 @@ impl Session {
                 return Ok(None);
             }
             let key = self.open_table(schema, &remote, route.oid)?;
-            // Taking the lock may have shown that the table was truncated and copied anew
-            // meanwhile.
+            // While waiting for the lock, the table may have been truncated and copied again.
             if route.is_current() {
                 break key;
             }
@@ -161,8 +161,8 @@ impl Session {
         }
         let moved = match &self.tables.target(old_key)?.plan.key {
             Some(key) => key_differs(change, key)?,
-            // Nothing but a unique key can be in the way; a row that equals the new one is a row of
-            // its own.
+            // Without a key, only a further unique key can conflict. A row that equals the new one
+            // is a row of its own.
             None => false,
         };
         if moved && current.runs {

@@ -1,5 +1,5 @@
-//! A row that gets another key, or partition, and so is two rows here: one leaves, one comes. Run
-//! by the appliers.
+//! Updates that give a row another key, or partition, and so concern two rows here: one is deleted,
+//! one is inserted. Run by the appliers.
 
 use braid_gir::ReplicaIdentity;
 use braid_postgres::error::PgError;
@@ -13,14 +13,15 @@ use crate::table::RowValues;
 use crate::target::{Key, Tables};
 
 impl Tables {
-    /// Whether an update that gives a row another key is about two rows: where a function is asked,
-    /// or columns have rules, which both merge what is under one key. What others do under the old
-    /// key meanwhile would be merged into the new one at one node, and meet a deletion at another.
+    /// Whether an update that gives a row another key is applied as two rows. That is so if a
+    /// conflict function or column rules merge rows with the same key. Otherwise a concurrent
+    /// change under the old key would be merged into the new row at one node, and would conflict
+    /// with a deletion at another.
     pub(super) fn is_two_rows(&self, key: Key, old: &RowValues, after: &RowValues) -> bool {
         let merges = self
             .get(key)
             .is_some_and(|target| target.plan.rules.asks() || target.plan.column_rules.any());
-        // Another form of the same key is no other.
+        // Another form of the same key is not another key.
         merges
             && self
                 .key_hashes(key, old)
@@ -29,7 +30,7 @@ impl Tables {
 }
 
 impl Session {
-    /// One row leaves, one comes: an update that is not about one row here.
+    /// Applies an update that concerns two rows here: deletes one, inserts the other.
     pub(super) fn replace(
         &mut self,
         context: RowContext<'_>,
@@ -47,8 +48,8 @@ impl Session {
         }
     }
 
-    /// Fill in unchanged TOAST values of a row that gets another key, or partition. `None` when
-    /// nobody knows them: the row is not here.
+    /// Fills in unchanged TOAST values of a row that gets another key, or partition. Returns `None`
+    /// if no node has them: the row is gone.
     fn complete_moved(
         &mut self,
         context: RowContext<'_>,
@@ -112,8 +113,8 @@ impl Session {
         Ok(Some(after))
     }
 
-    /// A row that gets another key, or partition, keeps the values of columns that the stream does
-    /// not have.
+    /// Takes the values of columns that the stream does not have from the old row, for a row that
+    /// gets another key or partition.
     fn bring_lacking(
         &mut self,
         (old_key, new_key): (Key, Key),

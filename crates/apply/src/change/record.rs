@@ -1,4 +1,4 @@
-//! Counts and records conflicts. Run by the appliers; `history` writes it down.
+//! Counts and records conflicts. Run by the appliers; `history` writes the rows.
 
 use braid_bgworker::concurrency::{Writer, concurrent};
 use braid_bgworker::conflict::{Decision, Kind, Version};
@@ -14,20 +14,19 @@ use crate::table::RowValues;
 use crate::target::{Key, Tables};
 use crate::{Current, Session, Target, history};
 
-/// The slots that a recorded conflict's rows are taken from.
+/// Slots with the rows of a conflict.
 #[derive(Debug, Clone)]
 pub(crate) struct Rows<'a> {
     pub(crate) local: Option<Slot>,
     pub(crate) remote: Option<Slot>,
-    /// What the change says of the remote row, the rest of which is from elsewhere; `None`: all of
-    /// it.
+    /// Columns that the change itself carried; the others were filled in. `None`: it carried all.
     pub(crate) given: Option<&'a RowValues>,
-    /// The index in which they meet; `None`: that of the key by which rows are found.
+    /// The index that has the conflict; `None`: the one by which rows are found.
     pub(crate) index: Option<pg_sys::Oid>,
 }
 
 impl Tables {
-    /// The row that was found, and the one that is to be written, if they are there.
+    /// Returns the row that was found and the one to be written, as far as there are such rows.
     pub(crate) fn rows<'a>(
         &mut self,
         key: Key,
@@ -45,7 +44,7 @@ impl Tables {
 }
 
 impl Session {
-    /// Count a conflict, and record it with its rows if that is wanted.
+    /// Counts a conflict, and records it with its rows if the settings ask for that.
     pub(crate) fn record(
         &mut self,
         context: RowContext<'_>,
@@ -56,7 +55,7 @@ impl Session {
         self.record_in_words(context, found, decision, (rows, ""))
     }
 
-    /// The same, with more words on why.
+    /// As [`Session::record`], with a further explanation.
     pub(super) fn record_in_words(
         &mut self,
         context: RowContext<'_>,
@@ -73,7 +72,7 @@ impl Session {
             && rows.remote.is_some()
             && self.is_displaced(key, current)
         {
-            // Recorded when it was displaced.
+            // Recorded when its deletion was announced.
             return Ok(());
         }
         self.count(key, |counts| counts.conflicts += 1);
@@ -119,13 +118,13 @@ impl Session {
             history::record(&entry, remote, plan, table, rows)?;
         }
         self.work_as_owner_of(key);
-        // SPI leaves the context that it was called in as the current one; to be sure.
+        // SPI leaves the memory context in which it was called as the current one. This makes sure.
         self.enter_change();
         Ok(())
     }
 
-    /// Whether the change in hand and what was found are concurrent; `None` where that is not
-    /// known.
+    /// Returns whether the current change and the row that was found are concurrent; `None` if that
+    /// is not known.
     fn is_concurrent(
         &mut self,
         key: Key,

@@ -1,7 +1,8 @@
-//! Values of a change's rows for the table, or the partition, that they go to. Run by the appliers.
+//! Converts a change's values for the table, or the partition, that they go to. Run by the
+//! appliers.
 //!
-//! A partitioned table has its rows in leaves, each with columns of its own order: an image is
-//! converted once for the named table, and once more for the leaf.
+//! The rows of a partitioned table are in leaf partitions, whose columns may have another order. So
+//! an image is converted once for the named table, and once more for the leaf.
 
 use braid_bgworker::sqlstate::SqlState;
 use braid_gir::Image;
@@ -14,7 +15,7 @@ use crate::table::RowValues;
 use crate::target::{Key, Tables};
 
 impl Tables {
-    /// Whether a column that the stream has is not available in `values`.
+    /// Whether `values` lack a column that the stream has.
     pub(crate) fn has_gaps(&self, key: Key, values: &RowValues) -> bool {
         self.get(key).is_some_and(|target| {
             target
@@ -27,8 +28,8 @@ impl Tables {
 }
 
 impl Session {
-    /// Have the row that the change in hand inserts into a table take these values for columns that
-    /// the stream does not have.
+    /// Sets the values that the row inserted by the current change has in columns that the stream
+    /// does not have.
     pub(super) fn give(
         &mut self,
         key: Key,
@@ -39,8 +40,8 @@ impl Session {
         Ok(())
     }
 
-    /// Forget the values that were given for the change before, whose memory is about to be used
-    /// again.
+    /// Forgets the values that [`Session::give`] has set for the change before: their memory will
+    /// be reused.
     pub(super) fn forget_given(&mut self) {
         if let Some(key) = self.attempt().given_to.take()
             && let Some(target) = self.tables.get_mut(key)
@@ -50,9 +51,9 @@ impl Session {
         }
     }
 
-    /// The values of a row that is to be inserted, for the partition that it belongs to, opened;
-    /// for the table itself when it is not partitioned. The named table's defaults count, once, for
-    /// where the row belongs and for what is written.
+    /// Returns the values of a row to be inserted, for the partition that it belongs to, opened;
+    /// for the table itself if it is not partitioned. The named table's defaults are computed once,
+    /// for the routing and for the write.
     pub(super) fn routed_new(
         &mut self,
         image: Option<&Image<'_>>,
@@ -87,7 +88,8 @@ impl Session {
         Ok((leaf, self.values(image, leaf, remote)?))
     }
 
-    /// The partition that a row belongs to, opened; the table itself when it is not partitioned.
+    /// Returns the partition that a row belongs to, opened; the table itself if it is not
+    /// partitioned.
     fn leaf(
         &mut self,
         schema: u32,
@@ -110,8 +112,8 @@ impl Session {
         Ok(leaf)
     }
 
-    /// An image's values for the partition that they belong to, opened; for the table itself when
-    /// it is not partitioned.
+    /// Returns an image's values for the partition that they belong to, opened; for the table
+    /// itself if it is not partitioned.
     pub(super) fn routed(
         &mut self,
         image: Option<&Image<'_>>,
@@ -134,7 +136,7 @@ impl Session {
         }
     }
 
-    /// Convert an image to the values of a local row.
+    /// Converts an image to the values of a local row.
     pub(crate) fn values(
         &mut self,
         image: &Image<'_>,

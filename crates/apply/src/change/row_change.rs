@@ -1,8 +1,8 @@
-//! The way of each change of a row: find it, decide, lock it first where that is needed, carry out.
-//! Run by the appliers.
+//! The loop of each change of a row: find it, decide, lock it first if needed, carry out. Run by
+//! the appliers.
 //!
-//! A row is locked first only where there is a conflict to record, or where it turns out to have
-//! changed between being found and being written.
+//! A row is locked first only if there is a conflict to record, or if it has changed between being
+//! found and being written.
 
 use braid_bgworker::conflict::{Decision, Kind, Local, Version};
 use braid_postgres::error::PgError;
@@ -14,14 +14,14 @@ use crate::table::RowValues;
 use crate::target::Key;
 use crate::write::Written;
 
-/// The row that is looked for.
+/// How to look up the row of a change.
 #[derive(Clone, Copy)]
 pub(super) struct Sought<'v> {
-    /// Have its key.
+    /// Values that include its key.
     values: &'v RowValues,
     purpose: Purpose,
-    /// The row as the change's writer saw it, if all of it is known: that counts where a function
-    /// is asked about conflicts of this kind.
+    /// The row as the change's writer saw it, if all of it is known. It is used if a function is
+    /// called for conflicts of this kind.
     seen: Option<(Kind, &'v RowValues)>,
 }
 
@@ -41,19 +41,19 @@ impl<'v> Sought<'v> {
 
 /// A change of one row: an insert, an update or a delete.
 pub(super) trait RowChange {
-    /// The row that the change is about.
+    /// Returns how to look up the row of the change.
     fn sought(&self) -> Sought<'_>;
 
-    /// Decides by versions about the change when it meets this row.
+    /// Decides by versions about the change and this row.
     fn decide(local: Local<'_>, version: Version<'_>, from_origin: bool) -> Decision;
 
-    /// Whether another node may be asked about the row, before it is locked: nobody is to wait for
-    /// a row meanwhile.
+    /// Whether another node may be asked about the row, before the row is locked: no session must
+    /// wait for the row meanwhile.
     fn may_ask(&self) -> bool {
         false
     }
 
-    /// Ask another node for what the change lacks. Whether the node was asked.
+    /// Asks another node for values that the change lacks. Returns whether the node was asked.
     fn ask(
         &mut self,
         _session: &mut Session,
@@ -64,8 +64,8 @@ pub(super) trait RowChange {
         Ok(false)
     }
 
-    /// Do what was decided about the row that was found, or the gap. Nothing is done if the row has
-    /// changed since it was found.
+    /// Carries out the decision about the row that was found, or that was not. Does nothing if the
+    /// row has changed since it was found.
     fn carry_out(
         &mut self,
         session: &mut Session,
@@ -76,8 +76,8 @@ pub(super) trait RowChange {
 }
 
 impl Session {
-    /// Apply a change of one row: find the row, decide, and carry that out; anew as long as the row
-    /// changes meanwhile.
+    /// Applies a change of one row: finds the row, decides, and carries the decision out. Starts
+    /// again if the row changes meanwhile.
     pub(super) fn apply_row<C: RowChange>(
         &mut self,
         context: RowContext<'_>,
@@ -89,8 +89,8 @@ impl Session {
             let (found, decision) =
                 self.find_and_decide(context, change.sought(), lock, C::decide)?;
             if change.ask(self, context, found, decision)? {
-                // An answer may take long. A row that was not here may have come since, and may be
-                // gone again.
+                // An answer may take long. A missing row may have come meanwhile, and a row that
+                // was found may be gone.
                 continue;
             }
             if !lock
@@ -107,7 +107,7 @@ impl Session {
         }
     }
 
-    /// Find the row that is sought, and decide.
+    /// Finds the row, and decides.
     fn find_and_decide(
         &mut self,
         context: RowContext<'_>,
@@ -138,8 +138,8 @@ impl Session {
         Ok((found, decision))
     }
 
-    /// Whether a row that was found has to be locked, and decided about once more, before the
-    /// decision is carried out: there is a conflict to record, or its version may change.
+    /// Whether a row that was found must be locked, and decided about again, before the decision is
+    /// carried out: there is a conflict to record, or its version may change.
     fn must_lock_first(
         &mut self,
         key: Key,

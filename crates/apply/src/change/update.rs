@@ -1,7 +1,7 @@
 //! An updated row. Run by the appliers.
 //!
-//! An update that gives a row another key is about two places: the old key, under which the row is
-//! looked for, and the new one, which another row may have ([`Room`]).
+//! An update that gives a row another key concerns two keys: the old one, under which the row is
+//! looked up, and the new one, which another row may have ([`Room`]).
 
 use std::ops::ControlFlow;
 
@@ -25,39 +25,39 @@ use crate::target::{Key, Tables};
 use crate::write::Written;
 use crate::{Current, Session};
 
-/// What is under a row's new key.
+/// Row under an updated row's new key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Room {
-    /// Something newer.
+    /// A newer row.
     Taken,
-    /// The row itself.
+    /// The updated row itself.
     Own,
-    /// Nothing, or nothing any more.
+    /// None, or an older one that was deleted.
     Free,
 }
 
-/// An update of one row, and what is found out about it until it is carried out.
+/// An update of one row, and what is found out before it is carried out.
 #[derive(Debug)]
 struct Update<'v> {
-    /// Has the key of the row.
+    /// Values that include the row's key.
     old: &'v RowValues,
     after: &'v RowValues,
     /// The row as its writer saw it, if all of it is known.
     before: Option<&'v RowValues>,
-    /// The row gets another key.
+    /// Whether the row gets another key.
     moved: bool,
-    /// Under the new key.
+    /// The row under the new key.
     room: Room,
-    /// Large values are missing that the update left as they were.
+    /// Whether large values are missing because the update left them unchanged.
     incomplete: bool,
-    /// Large values that were asked for.
+    /// Large values that another node has sent.
     answer: Option<Fetched>,
-    /// Hashes of the key that the row leaves, until others are told of that.
+    /// Hashes of the key that the row leaves, until its absence is recorded for other streams.
     left: Option<KeyHashes>,
 }
 
 impl Update<'_> {
-    /// The row after it with the large values that are known; `None` where none are.
+    /// Returns the row after the update, with the large values that are known; `None` if none are.
     fn whole(&self) -> Option<RowValues> {
         match (self.before, &self.answer) {
             (Some(before), _) => Some(filled_from(self.after, before)),
@@ -105,22 +105,22 @@ impl RowChange for Update<'_> {
     }
 }
 
-/// A row, and what it lacks from the whole old one.
+/// Returns a row, with missing values taken from the whole old row.
 fn filled_from(after: &RowValues, before: &RowValues) -> RowValues {
     let filled = after.iter().zip(before);
     filled.map(|(new, old)| new.or(*old)).collect()
 }
 
 impl Tables {
-    /// Whether a row with the key of these hashes has another with these values. Another form of
-    /// the same key is no other.
+    /// Whether a row with the key of these hashes gets another key by these values. Another form of
+    /// the same key is not another key.
     pub(super) fn leaves(&self, key: Key, gone: KeyHashes, after: &RowValues) -> bool {
         self.key_hashes(key, after)
             .is_none_or(|here| here.equal != gone.equal)
     }
 
-    /// `after` with what a function, or a sum, would miss in it: large values that were left
-    /// unchanged, which the whole old row has. `None` when nobody asks for them.
+    /// Returns `after` with values that a function, or a sum, needs: unchanged large values, which
+    /// the whole old row has. Returns `None` if nothing needs them.
     fn filled(&self, key: Key, after: &RowValues, before: &RowValues) -> Option<RowValues> {
         let plan = &self.get(key)?.plan;
         if !(plan.rules.asks() || plan.column_rules.any()) || !self.has_gaps(key, after) {
@@ -131,7 +131,7 @@ impl Tables {
 }
 
 impl Session {
-    /// Apply an update of one row.
+    /// Applies an update of one row.
     pub(super) fn update(
         &mut self,
         context: RowContext<'_>,
@@ -172,8 +172,8 @@ impl Session {
         self.remember_left(key, current, old, update.left)
     }
 
-    /// Ask another node for large values that an update leaves as they were, if the update is to be
-    /// written and the row here may have others. Whether the node was asked.
+    /// Asks another node for large values that an update leaves unchanged, if the update is to be
+    /// written and the local row may have others. Returns whether the node was asked.
     fn ask_for_gaps(
         &mut self,
         context: RowContext<'_>,
@@ -196,7 +196,7 @@ impl Session {
         Ok(is_wanted)
     }
 
-    /// Do what was decided about an update.
+    /// Carries out the decision about an update.
     fn carry_out_update(
         &mut self,
         context: RowContext<'_>,
@@ -211,8 +211,8 @@ impl Session {
         } = context;
         let (old, after) = (update.old, update.after);
         let missing = matches!(found, Found::Missing(_));
-        // Nobody waits for a row that is not here. Another stream may be about to insert an older
-        // state of it under the key that it leaves.
+        // A missing row can't be locked. Another stream may be about to insert an older state of it
+        // under the old key.
         if missing && update.left.take().is_some() {
             if self.has_come(key, remote, current.timestamp, old)? {
                 return Ok(Written::Changed);
@@ -274,8 +274,8 @@ impl Session {
         self.write_under_new_key(context, incoming)
     }
 
-    /// What is under the new key of a row that gets another one; where rows have no key, whether
-    /// the new row was taken out before it came.
+    /// Returns what is under the new key of a row that gets another one. In a table without a key,
+    /// returns whether the new row was removed before it came.
     fn room(
         &mut self,
         context: RowContext<'_>,
@@ -296,7 +296,7 @@ impl Session {
         Ok(Room::Taken)
     }
 
-    /// Remove what stands under a row's new key, unless it is newer.
+    /// Deletes the row under a row's new key, unless it is newer.
     fn make_room(
         &mut self,
         context: RowContext<'_>,
@@ -314,14 +314,14 @@ impl Session {
         };
         let found = self.find(key, remote, after, (Purpose::Change, true))?;
         if matches!(found, Found::Row(_)) && own == Some(self.tables.found_at(key)) {
-            // The keys differ in their bytes only (1.0 and 1.00): a row is not in its own way.
+            // The keys differ in their bytes only (1.0 and 1.00): a row does not block itself.
             return Ok(Room::Own);
         }
         let decision = self.decide(context, found, decide_new_key)?;
         let exists = matches!(found, Found::Row(_));
         if let (Action::Ask, Some(kind)) = (decision.action, decision.conflict) {
-            // What it gives is written over the row that is there; what was to come only leaves its
-            // old key.
+            // The function's result is written over that row; the updated row only leaves its old
+            // key.
             self.ask_about_new_key(context, found, kind, after)?;
             return Ok(Room::Taken);
         }
@@ -347,8 +347,8 @@ impl Session {
         Ok(Room::Free)
     }
 
-    /// The old row of an update is not in a table without a key. What to go on with where another
-    /// row is gone for it; or what has become of the update.
+    /// Called if the old row of an update is not in a table without a key. Returns how to go on if
+    /// another row was removed in its place; otherwise what has become of the update.
     fn leave_keyless(
         &mut self,
         context: RowContext<'_>,
@@ -357,11 +357,12 @@ impl Session {
         let RowContext { key, current, .. } = context;
         let served = match self.remove_without_row(context, old)? {
             Without::Changed => return Ok(ControlFlow::Break(Written::Changed)),
-            // As if it had been found.
+            // Treated as if it had been found.
             Without::Served => Some((Found::Missing(None), NO_CONFLICT)),
             Without::Remembered => None,
         };
-        // What is without a row now may be newer than this, and the new row identical.
+        // A removal that is left without a row now may be newer than this change, and the new row
+        // identical.
         match self.removal_of(context, after)? {
             Some(met) => {
                 self.removals().stay_away(key, current, met)?;
@@ -371,7 +372,8 @@ impl Session {
         }
     }
 
-    /// Something newer has happened under the row's old key, which says nothing about the new one.
+    /// Writes the row under its new key, although a newer change has deleted or moved the row under
+    /// its old key: that says nothing about the new key.
     fn write_under_new_key(
         &mut self,
         context: RowContext<'_>,
@@ -385,10 +387,9 @@ impl Session {
         self.write_row(context, nothing, NO_CONFLICT, incoming)
     }
 
-    /// The row with the key of these values was given another form of it, or another: then it has
-    /// left the one with the hashes `left`.
-    /// Nor may an older change bring it back under the one that it has left, or the time of a whole
-    /// batch keep out a newer one.
+    /// Records that the row with the key of these values got another key, or another form of the
+    /// same: it has left the key with the hashes `left`. So an older change can't bring it back
+    /// under that key, and the time of a whole batch can't keep out a newer row.
     fn remember_left(
         &mut self,
         key: Key,

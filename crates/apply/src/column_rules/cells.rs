@@ -1,4 +1,4 @@
-//! Values of a column that has a rule: added up, compared. Run by the appliers.
+//! Arithmetic and comparison of values of a column that has a rule. Run by the appliers.
 
 use std::cmp::Ordering;
 
@@ -22,7 +22,7 @@ const NUMERIC_CMP: u32 = 1769;
 /// numeric(numeric, int4): applies a type modifier.
 const NUMERIC_SCALED: u32 = 1703;
 
-/// How a column's values are added up.
+/// Number type of a column whose values are added up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Number {
     Int2,
@@ -43,7 +43,7 @@ impl Number {
     }
 }
 
-/// Whether values of a type add up.
+/// Whether values of a type can be added up.
 #[must_use]
 pub fn adds_up(type_id: pg_sys::Oid) -> bool {
     Number::of(type_id).is_some()
@@ -55,10 +55,10 @@ pub fn has_order(type_id: pg_sys::Oid) -> bool {
     CachedType::find(type_id, ORDER).has_comparison()
 }
 
-/// Flag by which the type cache looks a type's order up.
+/// Flag with which the type cache looks a type's order up.
 const ORDER: u32 = pg_sys::TYPECACHE_CMP_PROC_FINFO;
 
-/// What a comparison gave.
+/// Converts the result of a comparison function.
 fn order_of(result: Datum) -> Ordering {
     low(result).cast_signed().cmp(&0)
 }
@@ -78,7 +78,7 @@ impl Cells<'_> {
         )
     }
 
-    /// Of a whole number's type.
+    /// Converts a value of an integer type; null is 0.
     fn whole(&self, value: Option<Datum>) -> i128 {
         let Some(value) = value else { return 0 };
         match self.0.type_id {
@@ -139,7 +139,7 @@ impl Cells<'_> {
         Ok((sum, order == Ordering::Equal))
     }
 
-    /// Two of the values that are merged, with their type.
+    /// Returns two of the values that are merged, with their type.
     fn both<'v>(&self, one: Datum, other: Datum) -> [Value<'v>; 2] {
         let (of, how) = (self.0.type_id, (self.0.length, self.0.by_value));
         // SAFETY: only values of the column are merged by this, while they are in the memory of the
@@ -181,7 +181,7 @@ impl Values for Cells<'_> {
         match cached.compare(self.0.collation, of_one, of_other) {
             None | Some(Ordering::Less) => false,
             Some(Ordering::Greater) => true,
-            // Equal, and not the same: of 1.0 and 1.00 all nodes take one.
+            // Equal, but not identical: of 1.0 and 1.00 all nodes take the same one.
             Some(Ordering::Equal) if self.0.by_value => one.value() > other.value(),
             Some(Ordering::Equal) => of_one.read(|one| of_other.read(|other| one > other)),
         }

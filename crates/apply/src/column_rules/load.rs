@@ -15,8 +15,8 @@ use crate::relation::LocalColumn;
 const RULES: &str =
     "select column_number::text, rule from braid.column_rule where relation = $1::oid";
 
-/// How many streams bring changes of the table; whether one of them may bring what another one
-/// does. A stream of one other node's changes brings those that have not come.
+/// The table is in several subscriptions, and two of them may bring the same change. A subscription
+/// to the changes of one node brings only those that the others do not.
 const STREAMS: &str = "select (count(*) > 1 and (bool_or(s.origin = 'any') or count(distinct s.provider_id) < count(*)))::text \
     from braid.subscription s join braid.subscription_table t using (subscription_id) where t.relation = $1::oid and s.only_origin is null";
 
@@ -31,12 +31,12 @@ fn unsuited(table: &str, column: &str, why: &str) -> PgError {
     )
 }
 
-/// The rules for the columns of an open table that the stream has. In a transaction, with the
-/// process's own rights.
+/// Returns the rules for the columns of an open table that the stream has. In a transaction, with
+/// the process's own rights.
 ///
 /// # Errors
-/// 55000 when a column, or the table, has become such that its rule can't be kept; whatever
-/// PostgreSQL raises.
+/// 55000 if a column, or the table, was changed so that its rule can't be kept; whatever PostgreSQL
+/// raises.
 pub fn load(
     relation: RelationRef<'_>,
     name: &str,

@@ -1,5 +1,4 @@
-//! A change that meets a row of a table with column rules: what becomes of each such column. Run by
-//! the appliers.
+//! Merges a change with a local row, in a table with column rules. Run by the appliers.
 
 use braid_bgworker::column_rule::{Came, ColumnRule, Here, Values, is_again, merge, takes, writes};
 use braid_bgworker::conflict::{Action, Decision, Kind, Local, Version};
@@ -21,30 +20,31 @@ use crate::version::Stamp;
 use crate::write::Written;
 use crate::{Current, Session, Target};
 
-/// Which registers a change gives its values.
+/// Registers whose value a change determines.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Won {
-    /// Numbers of those that it writes, and that nothing newer has written.
+    /// Numbers of the columns that the change writes, and that no newer change has written.
     numbers: Vec<i16>,
-    /// Nothing older is meant for the row: it is remembered as one that has written all.
+    /// No older change is meant for this row: the change counts as one that has written all
+    /// columns.
     is_new: bool,
 }
 
-/// What changes here of a row by its columns' rules.
+/// Values that column rules give to a local row.
 #[derive(Debug)]
 pub(crate) struct Merged {
-    /// Position and value of each column that has one.
+    /// Position and value of each column with a rule.
     values: Vec<(usize, Option<Datum>)>,
-    /// A value is not that of the row that is here.
+    /// Whether one of the values is not that of the local row.
     changed: bool,
-    /// Which are not those of the row that wins, for the history.
+    /// Names of columns whose values are not those of the winning row, for the history.
     pub(crate) words: String,
-    /// To be remembered, if the table has registers.
+    /// Registers to store, if the table has any.
     won: Option<Won>,
 }
 
 impl Merged {
-    /// The values of `after`, with those of the columns that have rules.
+    /// Returns the values of `after`, with those of the columns that have rules.
     pub(crate) fn over(&self, after: &RowValues) -> RowValues {
         let mut values = after.clone();
         for (position, value) in &self.values {
@@ -56,7 +56,7 @@ impl Merged {
     }
 }
 
-/// What a change says of a column.
+/// Returns a column's values in a change.
 fn came(
     column: &RuledColumn,
     incoming: Incoming<'_>,
@@ -81,7 +81,7 @@ fn came(
 }
 
 impl Tables {
-    /// Whether rules need the rows as the writers of updates saw them.
+    /// Checks that updates carry whole old rows, if the rules need them.
     pub(crate) fn check_before(
         &self,
         key: Key,
@@ -107,7 +107,7 @@ impl Tables {
         )))
     }
 
-    /// Whether something newer than a change may have written the row that was found.
+    /// Whether a newer change may have written the row that was found.
     pub(crate) fn may_lose(
         &self,
         key: Key,
@@ -118,14 +118,15 @@ impl Tables {
         if !plan.column_rules.has_registers() || !matches!(found, Found::Row(_)) {
             return Ok(false);
         }
-        // By other rules than the versions, an older row may have been written over a newer one.
+        // If a rule other than `last_update_wins` decides, an older row may have replaced a newer
+        // one.
         let grows = [Kind::InsertExists, Kind::UpdateOriginDiffers]
             .into_iter()
             .all(|kind| plan.rules.of(kind) == Resolution::LastUpdateWins);
         Ok(decision.action != Action::Apply || !grows || found == Found::Row(Stamp::Unversioned))
     }
 
-    /// Remember which registers a change has given its values: it was just written.
+    /// Stores which registers a change, which was just written, has set.
     pub(crate) fn remember_columns(
         &self,
         key: Key,
@@ -155,15 +156,14 @@ impl Tables {
     }
 }
 
-/// A change that meets a row of a table with column rules: what deciding about its columns needs of
-/// a session.
+/// The parts of a session that merge columns with rules.
 pub(crate) struct ColumnMerge<'s> {
     deletions: Deletions<'s>,
 }
 
 impl ColumnMerge<'_> {
-    /// What becomes of the columns that have rules. `None` where a change adds nothing to them, or
-    /// there are none.
+    /// Returns the values of the columns that have rules. Returns `None` if a change adds nothing
+    /// to them, or if there are none.
     pub(crate) fn merge(
         &mut self,
         key: Key,
@@ -200,7 +200,7 @@ impl ColumnMerge<'_> {
         };
         let mut names = Vec::new();
         for column in &plan.column_rules.columns {
-            // Not in the change: as it was.
+            // Not in the change: unchanged.
             let Some(new) = incoming.after.get(column.local).copied().flatten() else {
                 continue;
             };
@@ -236,7 +236,7 @@ impl ColumnMerge<'_> {
         Ok(Some(merged))
     }
 
-    /// Which registers a change gives its values. `None` where the table has none.
+    /// Returns the registers that a change sets. Returns `None` if the table has none.
     fn won(
         &mut self,
         key: Key,
@@ -303,8 +303,8 @@ impl ColumnMerge<'_> {
         }))
     }
 
-    /// The newest version, as far as it is remembered, that has written each of these columns of
-    /// the row that was found, which is locked.
+    /// Returns the newest remembered version that has written each of these columns of the row that
+    /// was found, which is locked.
     fn newest_writes(
         &mut self,
         key: Key,
@@ -334,8 +334,8 @@ impl ColumnMerge<'_> {
         Ok(newest)
     }
 
-    /// Whether a change that loses was made to a row that has been deleted since, before the one
-    /// that is here came.
+    /// Whether a losing change was made to a row that has been deleted since, before the local row
+    /// came.
     fn is_of_an_earlier_row(
         &mut self,
         key: Key,
@@ -351,16 +351,16 @@ impl ColumnMerge<'_> {
 }
 
 impl Session {
-    /// The columns with rules of the rows that changes meet.
+    /// Returns access to the merging of columns.
     pub(crate) fn columns(&mut self) -> ColumnMerge<'_> {
         ColumnMerge {
             deletions: self.deletions(),
         }
     }
 
-    /// Put what becomes of the columns that have rules into the row that several changes of it come
-    /// to, all of which are to be applied. Each adds its own difference: between two of them their
-    /// node may have applied what others have added, which comes here by itself.
+    /// Sets the columns that have rules in the row to which several changes are joined, all of
+    /// which are to be applied. Each change adds its own difference: between two of them, their
+    /// node may have applied additions of other nodes, which come here by themselves.
     pub(crate) fn fold_columns<'c, 'a: 'c>(
         &mut self,
         key: Key,
@@ -423,7 +423,8 @@ impl Session {
         Ok(())
     }
 
-    /// Write what a change that has lost adds to the row that was found, which keeps its version.
+    /// Writes the values that a losing change adds to the row that was found, which keeps its
+    /// version.
     pub(crate) fn write_merged(
         &mut self,
         key: Key,
@@ -445,7 +446,7 @@ impl Session {
             Found::Row(stamp) => stamp.known(),
             Found::Missing(_) => None,
         };
-        // One without a version is older than all that has one.
+        // A row without a version is older than all that have one.
         self.note_merged(key, stamp.unwrap_or((0, 0)), OpenTable::new_slot)?;
         Ok(Written::Done)
     }

@@ -1,14 +1,15 @@
-//! Rules for single columns (`braid_bgworker::column_rule`), carried out: read with a table's plan,
-//! and asked whenever a change meets a row, whoever wins. Run by the appliers.
+//! Rules for single columns (`braid_bgworker::column_rule`), carried out. They are read with a
+//! table's plan, and applied whenever a change conflicts with a row, whichever version wins. Run by
+//! the appliers.
 //!
-//! A row into which a losing change has added something is written by that change's transaction,
-//! but keeps its version: that is written down as for rows that a conflict function has made
+//! If a losing change adds something to a row, the row is written in that change's transaction, but
+//! keeps its version. Its version is stored as for rows that a conflict function has made
 //! (`batch.rs`).
 //!
-//! Columns that are registers of their own have who wrote them in `braid.column_write`
-//! (`braid_node::column_write`). A change is compared with that only where something newer may have
-//! written the row: its version is not known to be the oldest. Then the row is locked, and what
-//! local sessions have written to it is waited for.
+//! For columns that are registers of their own, `braid.column_write` has who wrote them
+//! (`braid_node::column_write`). A change is compared with these records only if a newer change may
+//! have written the row. Then the row is locked, and the applier waits for the records of local
+//! sessions that have written it.
 
 mod cells;
 mod load;
@@ -36,16 +37,16 @@ pub struct RuledColumn {
     length: i16,
 }
 
-/// Those of one table.
+/// The column rules of one table.
 #[derive(Debug, Default)]
 pub struct ColumnRules {
     columns: Vec<RuledColumn>,
-    /// The table has rules, or had some: rows may be there that are of several changes.
+    /// Whether the table has rules, or had some: its rows may be merged from several changes.
     pub were_set: bool,
 }
 
 impl ColumnRules {
-    /// Whether there are any.
+    /// Whether there are rules.
     #[must_use]
     pub fn any(&self) -> bool {
         !self.columns.is_empty()
@@ -65,7 +66,7 @@ impl ColumnRules {
         self.columns.iter().any(RuledColumn::is_register)
     }
 
-    /// The rule that needs the rows as the writers of updates saw them, if there is one.
+    /// Returns the rule that needs whole old rows with updates, if there is one.
     fn needs_before(&self) -> Option<ColumnRule> {
         [ColumnRule::Delta, ColumnRule::LastUpdateWins]
             .into_iter()
@@ -78,7 +79,7 @@ impl RuledColumn {
         self.rule == ColumnRule::LastUpdateWins
     }
 
-    /// Its number, from 1.
+    /// Number of the column, from 1.
     fn number(&self) -> i16 {
         i16::try_from(self.local + 1).unwrap_or(i16::MAX)
     }

@@ -1,5 +1,5 @@
-//! When two values of a key's column are equal, and the type's own hash for that. Run by whoever
-//! hashes rows.
+//! Equality of values of a key's column, and the type's own hash for it. Run by all processes that
+//! hash rows.
 
 use braid_postgres::bytewise::Bytewise;
 use braid_postgres::syscache::{self, ColumnOperators};
@@ -9,18 +9,18 @@ use pgrx::pg_sys;
 
 use super::FIRST_OTHER_OID;
 
-/// When two values of a key's column are equal.
+/// Rule for when two values of a key's column are equal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Equality {
-    /// When their bytes are, or nothing is known that would tell.
+    /// If their bytes are equal. Also used if no hash function fits the index's equality.
     Bytes,
-    /// When the type says so, which has a hash function for that.
+    /// If the type says so. The type has a hash function that agrees.
     Type {
-        /// The type; of a domain, what it is made of.
+        /// The type; the base type of a domain.
         of: pg_sys::Oid,
-        /// The index's.
+        /// The index's collation.
         collation: pg_sys::Oid,
-        /// Another node with the same values has the same hashes.
+        /// Another node with the same values computes the same hashes.
         everywhere: bool,
     },
 }
@@ -48,7 +48,8 @@ impl Equality {
         Self::by(of, collation, equal)
     }
 
-    /// The equality of a type that is no domain, whose values the operator `equal` compares.
+    /// Returns the equality of a type that is no domain, whose values the operator `equal`
+    /// compares.
     fn by(of: pg_sys::Oid, collation: pg_sys::Oid, equal: impl FnOnce() -> pg_sys::Oid) -> Self {
         let is_deterministic = syscache::is_deterministic(collation);
         if Bytewise::of(of).is_some() && is_deterministic {
@@ -57,7 +58,7 @@ impl Equality {
         let equal = equal();
         let flags = pg_sys::TYPECACHE_EQ_OPR | HASH_FLAGS;
         let known = CachedType::find(of, flags);
-        // The type cache has a hash function only where that agrees with the type's usual equality.
+        // The type cache has a hash function only if it agrees with the type's usual equality.
         if equal == pg_sys::InvalidOid
             || known.equality() != equal
             || known.hash_function() == pg_sys::InvalidOid
@@ -67,8 +68,8 @@ impl Equality {
         Self::Type {
             of,
             collation,
-            // Equality of an extension's type, or of one made of others, may hang on a collation,
-            // too.
+            // The equality of an extension's type, or of one made of other types, may depend on a
+            // collation too.
             everywhere: is_deterministic && of.to_u32() < FIRST_OTHER_OID,
         }
     }
@@ -77,7 +78,7 @@ impl Equality {
 const HASH_FLAGS: u32 =
     pg_sys::TYPECACHE_HASH_EXTENDED_PROC | pg_sys::TYPECACHE_HASH_EXTENDED_PROC_FINFO;
 
-/// The type's own hash of a value; `None` when the type has none any more. In a transaction.
+/// Returns the type's own hash of a value; `None` if the type has none any more. In a transaction.
 pub(super) fn hash_of_value(collation: pg_sys::Oid, value: Value<'_>) -> Option<u64> {
     CachedType::find(value.type_id(), HASH_FLAGS).hash(collation, value)
 }

@@ -1,5 +1,5 @@
-//! Values fed to a hash: as they are stored, the same at all nodes, or the same for equal ones. Run
-//! by whoever hashes rows.
+//! Feeds values to a hash: their stored bytes, a form that is the same at all nodes, or one that is
+//! the same for equal values. Run by all processes that hash rows.
 
 use braid_decoder::{KeyHasher, Numeric};
 use braid_postgres::composite::Composite;
@@ -11,13 +11,13 @@ use pgrx::pg_sys;
 use super::FIRST_OTHER_OID;
 use super::equality::hash_of_value;
 
-/// Whether the bytes of a type's values are fed as they are: the type is built in, and each value
+/// Whether the stored bytes of a type's values are portable: the type is built in, and each value
 /// has one form.
 fn is_portable(of: pg_sys::Oid) -> bool {
     of.to_u32() < FIRST_OTHER_OID && of != pg_sys::TSQUERYOID && of != pg_sys::TSQUERYARRAYOID
 }
 
-/// Feed a value, or that there is none. In a transaction.
+/// Feeds a value, or a marker for null. In a transaction.
 pub(crate) fn feed(hasher: &mut KeyHasher, value: Option<Value<'_>>) {
     match value {
         None => hasher.word(u64::MAX),
@@ -26,7 +26,7 @@ pub(crate) fn feed(hasher: &mut KeyHasher, value: Option<Value<'_>>) {
     }
 }
 
-/// Feed the bytes of a value.
+/// Feeds the bytes of a value.
 fn feed_stored(hasher: &mut KeyHasher, value: Value<'_>) {
     value.read(|content| match content {
         Content::Word(word) => hasher.word(word),
@@ -34,11 +34,11 @@ fn feed_stored(hasher: &mut KeyHasher, value: Value<'_>) {
     });
 }
 
-/// Feed a value so that the hash is equal at all nodes with this value. In a transaction.
+/// Feeds a value so that the hash is the same at all nodes with this value. In a transaction.
 ///
-/// The bytes of an enum are an OID, and a composite, an array or a range of a type that is not
-/// built in holds the OID of its type. So labels and parts are fed instead. A tsquery that came as
-/// text has another order of its operands than one that came in binary form, so its text is fed.
+/// The bytes of an enum are an OID; a composite, an array or a range of a type that is not built in
+/// holds the OID of its type. So labels and parts are fed instead. A tsquery that came as text has
+/// its operands in another order than one that came in binary form, so its text is fed.
 fn feed_portable(hasher: &mut KeyHasher, value: Value<'_>) {
     let of = value.type_id();
     if of == pg_sys::TSQUERYOID {
@@ -64,17 +64,17 @@ fn feed_text(hasher: &mut KeyHasher, value: Value<'_>) {
     hasher.bytes(utf8(&value.output()).as_bytes());
 }
 
-/// Which values have the same hash.
+/// Rule for which values have the same hash.
 #[derive(Clone, Copy)]
 enum Form {
-    /// Those with the same parts, at all nodes.
+    /// Values with the same parts, at all nodes.
     Portable,
-    /// Equal ones, under this collation.
+    /// Equal values, under this collation.
     Equal(pg_sys::Oid),
 }
 
 impl Form {
-    /// The form of a part that has a collation of its own.
+    /// Returns the form for a part that has a collation of its own.
     fn under(self, collation: pg_sys::Oid) -> Self {
         match self {
             Self::Portable => Self::Portable,
@@ -83,11 +83,12 @@ impl Form {
     }
 }
 
-/// Feed a value so that equal ones have the same hash, and no others by rule.
+/// Feeds a value so that equal values have the same hash. Values that are not equal have different
+/// hashes, apart from chance collisions.
 ///
 /// PostgreSQL's hash functions leave things out: `hash_numeric` the sign, `hash_array` the bounds.
-/// A hash table compares the values as well; here nothing else is known of a row. So numbers are
-/// fed in a canonical form, and what is made of parts is taken apart.
+/// A hash table compares the values as well; here the hash is all that is known of a row. So
+/// numbers are fed in a canonical form, and values made of parts are fed by their parts.
 ///
 /// In a transaction.
 pub(super) fn feed_equal(hasher: &mut KeyHasher, collation: pg_sys::Oid, value: Value<'_>) {
@@ -123,10 +124,10 @@ fn feed_numeric(hasher: &mut KeyHasher, value: Value<'_>) {
     });
 }
 
-/// Feed the numbers and the structure of a jsonb, which equal ones share. `jsonb_hash_extended` has
-/// all else: keys, strings and booleans.
+/// Feeds the numbers and the structure of a jsonb, which are the same in equal values.
+/// `jsonb_hash_extended` covers the rest: keys, strings and booleans.
 ///
-/// A value of another type has none.
+/// Does nothing for a value of another type.
 fn feed_json(hasher: &mut KeyHasher, value: Value<'_>) {
     if value.type_id() != pg_sys::JSONBOID {
         return;
@@ -156,7 +157,7 @@ fn feed_json(hasher: &mut KeyHasher, value: Value<'_>) {
     }
 }
 
-/// Feed a part of a value.
+/// Feeds a part of a value.
 fn feed_part(hasher: &mut KeyHasher, form: Form, part: Option<Value<'_>>) {
     match (part, form) {
         (Some(part), Form::Portable) => feed_portable(hasher, part),
@@ -165,7 +166,7 @@ fn feed_part(hasher: &mut KeyHasher, form: Form, part: Option<Value<'_>>) {
     }
 }
 
-/// Feed the fields of a composite, in their order. Dropped ones are no part of it.
+/// Feeds the fields of a composite, in their order, without dropped ones.
 fn feed_fields(hasher: &mut KeyHasher, form: Form, value: Value<'_>) {
     // SAFETY: the type is a composite one. The row is closed before the memory context is reset.
     let row = unsafe { Composite::open(value.datum()) };
@@ -174,8 +175,7 @@ fn feed_fields(hasher: &mut KeyHasher, form: Form, value: Value<'_>) {
     }
 }
 
-/// Feed the bounds and elements of an array.
-/// The element type is that of the value's type.
+/// Feeds the bounds and elements of an array with elements of type `element`.
 fn feed_elements(hasher: &mut KeyHasher, form: Form, element: pg_sys::Oid, value: Value<'_>) {
     // SAFETY: an array of such elements. An array's header is followed by its dimensions and then
     // their lower bounds (ARR_DIMS, ARR_LBOUND of src/include/utils/array.h, 15 to 18).
@@ -216,7 +216,7 @@ fn feed_elements(hasher: &mut KeyHasher, form: Form, element: pg_sys::Oid, value
     }
 }
 
-/// Feed the bounds of a range.
+/// Feeds the bounds of a range.
 fn feed_range(hasher: &mut KeyHasher, form: Form, value: Value<'_>) {
     // SAFETY: the value's type is a range type, whose entry has that of its subtype.
     unsafe {
@@ -245,7 +245,7 @@ fn feed_range(hasher: &mut KeyHasher, form: Form, value: Value<'_>) {
     }
 }
 
-/// Feed the ranges of a multirange, for equality.
+/// Feeds the ranges of a multirange, for equality.
 fn feed_multirange(hasher: &mut KeyHasher, value: Value<'_>) {
     // SAFETY: the value's type is a multirange type, whose entry has that of its range type.
     unsafe {

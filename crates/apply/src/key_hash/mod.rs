@@ -1,38 +1,39 @@
-//! The hashes by which a row is remembered that has no place of its own. Run by the appliers, by
-//! the collector of deletions, and by who copies or compares.
+//! Hashes by which Braid's records identify a row: its table and key. Run by the appliers, the
+//! collector of deletions, and the processes that copy or compare.
 //!
-//! Two of them, both of its table and key:
+//! Example. A session deletes the row with key `1.0`. A late update of `1.00` from another node
+//! must find that deletion, so both keys must have the same hash. But a batch's record must find
+//! only the row that is stored with these very bytes. So there are two hashes:
 //!
-//! - *of the stored bytes*: the same stored row always gives the same. For what is known of rows as
-//!   they stand here: those of batches. Bytes that hold OIDs of this database, or may differ for
-//!   one value, are taken apart (`feed`), as other nodes have the hash too.
-//! - *by equality*: rows with equal keys, as the index says that finds them, give the same,
-//!   whatever their bytes. For deletions, which another form of the key must meet (1.0 and 1.00),
-//!   and for copied rows.
+//! - *of the stored bytes*: the same stored row always has the same hash. Used for records of rows
+//!   as they stand here, such as those of batches. Bytes that hold OIDs of this database, or that
+//!   may differ for one value, are fed by their parts (`feed`), because other nodes compute the
+//!   hash too.
+//! - *by equality*: rows with equal keys have the same hash, whatever their bytes; the index that
+//!   finds rows says what is equal. Used for deletions and copied rows.
 //!
-//! Where no key has two forms these are one. Otherwise a value's hash is that of the type's own
-//! extended hash function, under the index's collation, or is made of the parts (`feed`). It stays
-//! the same from release to release, as hash indexes and partitions do; but what a collation calls
-//! equal is made of the sort keys of a library, which another node, or this one tomorrow, may have
-//! in another version. So what is told by such a hash is told by that of the stored bytes as well
-//! ([`KeyHashes::each`]): then the same bytes are found everywhere, and another form of them
-//! wherever the library is the same.
+//! If no key has two forms, the two are one. Otherwise the hash of a value is that of the type's
+//! own extended hash function, under the index's collation, or made of its parts (`feed`). It stays
+//! the same in all releases, because hash indexes and partitions rely on it. But a collation's
+//! equality comes from the sort keys of a library, and another node may have another version of it;
+//! so may this node tomorrow. So a record with such a hash also has the hash of the stored bytes
+//! ([`KeyHashes::each`]). Then the same bytes are found at all nodes, and other forms of the key
+//! where the library is the same.
 //!
-//! A type without such a function (tsvector, say), or an index with an equality of its own, has the
-//! bytes alone.
+//! A type without such a function (tsvector, for example), or an index with an equality of its own,
+//! has only the hash of the bytes.
 //!
-//! A row of a table without a key is remembered by all of its values ([`RowHash`]).
+//! A row of a table without a key is identified by all of its values ([`RowHash`]).
 //!
 //! If the index that finds rows has only some of the columns that identify them at the provider
 //! ([`Key::is_narrow`]), these two sets of columns have hashes of their own:
 //!
-//! | remembered | by the columns of |
-//! |---|---|
-//! | the version of a row of a batch, or of one that a statement has written anew | the index |
-//! | what an applier deletes, or has planned; what a copy has brought | the identity |
-//! | what a session of this node deletes | the index |
+//! | record | by the columns of |
+//! | the version of a row of a batch, or of one that a statement has rewritten | the index |
+//! | deletions by an applier, done or planned; rows and deletions from a copy | the identity |
+//! | deletions by a session of this node | the index |
 //!
-//! Deletions are looked for by both.
+//! Deletions are looked up by both.
 
 mod equality;
 mod feed;
@@ -52,22 +53,22 @@ pub use equality::Equality;
 pub(crate) use feed::feed;
 pub use row::{RowHash, row_hash, row_hash_by, stored_row_hash};
 
-/// Types and collations below this OID come with PostgreSQL, and have it at every node.
+/// Types and collations below this OID come with PostgreSQL, and have the same OID at every node.
 const FIRST_OTHER_OID: u32 = 10_000;
 
-/// What stands for all rows of a table, where one of them would have its hash: the seed of no
-/// row's.
+/// Returns the hash that stands for all rows of a table, in a place where a row would have its own.
+/// No row has it: rows have other seeds.
 #[must_use]
 pub fn table_hash(relation: u32) -> u64 {
     KeyHasher::new(u64::from(relation) | 1 << 32).finish()
 }
 
-/// Where hashes begin of rows that came from elsewhere: above all others.
+/// Seed of hashes of copied rows, apart from those of keys and of tables.
 const COPIED_ROWS: u64 = 1 << 33;
 
-/// What stands for a hash that comes from elsewhere, of a row that was copied into the table with
-/// this OID: other than all hashes that are computed here, as tables elsewhere may well have the
-/// OIDs of other tables here.
+/// Returns the local hash of a row that was copied into the table with OID `relation`, given the
+/// provider's `hash`. It differs from all hashes that are computed here, because the provider's
+/// table OID may belong to another table here.
 #[must_use]
 pub fn copied_hash(relation: u32, hash: u64) -> u64 {
     let mut hasher = KeyHasher::new(COPIED_ROWS);
@@ -76,41 +77,41 @@ pub fn copied_hash(relation: u32, hash: u64) -> u64 {
     hasher.finish()
 }
 
-/// A column of the key by which rows are known.
+/// A column of the key that identifies rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KeyPart {
-    /// Its number in the table, from 1.
+    /// Number of the column in the table, from 1.
     pub attribute: i16,
-    /// When its values are equal.
+    /// Rule for when its values are equal.
     pub equality: Equality,
 }
 
-/// By what a row is known that has a key.
+/// Hashes of the key of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KeyHashes {
-    /// That of the stored bytes.
+    /// Hash of the stored bytes.
     pub stored: u64,
-    /// The same for equal keys.
+    /// Hash by equality.
     pub equal: u64,
     everywhere: bool,
 }
 
 impl KeyHashes {
-    /// All by which what is to be found by an equal key is remembered, and looked for.
+    /// Returns all hashes under which a record for an equal key is stored and looked up.
     pub fn each(self) -> impl Iterator<Item = u64> {
         let stored = (!self.everywhere).then_some(self.stored);
         std::iter::once(self.equal).chain(stored)
     }
 
-    /// Beside [`Self::equal`], the one that does not hang on this node; `None` where that is the
-    /// only one.
+    /// Returns the hash, beside [`Self::equal`], that does not depend on this node's libraries;
+    /// `None` if `equal` does not depend on them either.
     #[must_use]
     pub fn other(self) -> Option<u64> {
         self.each().nth(1)
     }
 }
 
-/// Both hashes in the making.
+/// Both hashes while they are computed.
 struct Hashing {
     stored: KeyHasher,
     equal: KeyHasher,
@@ -127,7 +128,7 @@ impl Hashing {
         }
     }
 
-    /// Take in the value of a column. In a transaction.
+    /// Feeds the value of a column. In a transaction.
     fn feed(&mut self, equality: Equality, value: Option<Value<'_>>) {
         feed(&mut self.stored, value);
         match (equality, value) {
@@ -154,18 +155,18 @@ impl Hashing {
     }
 }
 
-/// Which columns of a key are hashed.
+/// Selects the columns of a key that are hashed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Columns {
-    /// Those of the index that finds rows. At one time one row has them, whichever provider it is
-    /// from.
+    /// The columns of the index that finds rows. At any time one row has their values, whichever
+    /// provider it is from.
     Index,
-    /// Those that identify a row ([`crate::relation::Key::identity`]).
+    /// The columns that identify a row ([`crate::relation::Key::identity`]).
     Identity,
 }
 
 impl Columns {
-    /// The columns that are hashed.
+    /// Returns the columns that are hashed.
     fn of(self, key: &Key) -> impl Iterator<Item = KeyPart> + Clone + '_ {
         let index = key.columns.iter().map(|column| KeyPart {
             attribute: column.attribute,
@@ -181,14 +182,14 @@ impl Columns {
     }
 }
 
-/// Hash of the stored bytes of the row in `slot`: of the columns of the index that finds it, of all
-/// where the table has no key. In a transaction.
+/// Returns the hash of the stored bytes of the row in `slot`: of the columns of the index that
+/// finds it, or of all columns if the table has no key. In a transaction.
 #[must_use]
 pub fn key_hash(plan: &LocalRelation, slot: &Slot) -> u64 {
     stored_hash(plan, slot, Columns::Index)
 }
 
-/// As [`key_hash`], of the columns that identify the row. In a transaction.
+/// As [`key_hash`], for the columns that identify the row. In a transaction.
 #[must_use]
 pub(crate) fn identity_hash(plan: &LocalRelation, slot: &Slot) -> u64 {
     stored_hash(plan, slot, Columns::Identity)
@@ -200,18 +201,18 @@ fn stored_hash(plan: &LocalRelation, slot: &Slot, columns: Columns) -> u64 {
     hasher.finish()
 }
 
-/// Both hashes of the columns that identify the row in `slot`, as in the table with OID `seed`. In
-/// a transaction.
+/// Returns both hashes of the columns that identify the row in `slot`, seeded as in the table with
+/// OID `seed`. In a transaction.
 #[must_use]
 pub fn key_hashes_as(seed: u32, plan: &LocalRelation, slot: &Slot) -> KeyHashes {
     both_hashes(seed, plan, slot, Columns::Identity)
 }
 
-/// All hashes by which the row in `slot` may be known that has a key, as in the table with OID
-/// `seed`. In a transaction.
+/// Returns all hashes that records of the row in `slot`, which has a key, may have, seeded as in
+/// the table with OID `seed`. In a transaction.
 ///
-/// A session that deletes a row knows no provider's identity. The collector of deletions goes by
-/// the table's own identity, whose columns are the index's if the index is narrow.
+/// A session that deletes a row does not know a provider's identity. The collector of deletions
+/// uses the table's own identity; if the index is narrow, its columns are those of the index.
 pub(crate) fn known_by(
     seed: u32,
     plan: &LocalRelation,
@@ -234,7 +235,7 @@ fn both_hashes(seed: u32, plan: &LocalRelation, slot: &Slot, columns: Columns) -
     hashing.finish()
 }
 
-/// Hand on the columns that are hashed.
+/// Calls `hand_on` with each column that is hashed: its equality, and its value in the slot.
 #[inline]
 fn each_column(
     plan: &LocalRelation,
@@ -268,8 +269,8 @@ fn each_column(
     }
 }
 
-/// As [`key_hashes_as`], of the row that has these values, by the positions of its columns. `None`
-/// where the table has no key, or the values lack some of it. In a transaction.
+/// As [`key_hashes_as`], for the row that has these values, by the positions of its columns.
+/// Returns `None` if the table has no key, or the values lack some of it. In a transaction.
 pub fn key_hashes_of_values<'v>(
     seed: u32,
     plan: &LocalRelation,
@@ -278,7 +279,7 @@ pub fn key_hashes_of_values<'v>(
     hashes_of_values(seed, plan, cell, Columns::Identity)
 }
 
-/// As [`known_by`], of the row that has these values.
+/// As [`known_by`], for the row that has these values.
 pub(crate) fn known_by_values<'v>(
     seed: u32,
     plan: &LocalRelation,
@@ -289,7 +290,7 @@ pub(crate) fn known_by_values<'v>(
     of(Columns::Identity).into_iter().chain(narrow.flatten())
 }
 
-/// As [`key_hash`], of the row that has these values; `None` as for [`key_hashes_of_values`]. In a
+/// As [`key_hash`], for the row that has these values; `None` as for [`key_hashes_of_values`]. In a
 /// transaction.
 pub(crate) fn key_hash_of_values<'v>(
     plan: &LocalRelation,
@@ -313,9 +314,9 @@ fn hashes_of_values<'v>(
     Some(hashing.finish())
 }
 
-/// The same of a row that was taken apart, by the columns of its key in the order in which the
-/// index has them. `None` where one of them is null, or not in the row but elsewhere. The values
-/// are a row of the relation with this OID, `None` for null. In a transaction.
+/// Returns both hashes of a row, given the values of its key's columns in the index's order, `None`
+/// for null. Returns `None` if one of them is null, or stored out of line. The row is one of the
+/// relation with this OID. In a transaction.
 #[must_use]
 pub fn key_hashes_of_row(
     relation: pg_sys::Oid,
@@ -325,14 +326,14 @@ pub fn key_hashes_of_row(
     key_hashes_of(relation.to_u32(), key, |position| *values.get(position)?)
 }
 
-/// As [`key_hashes_of_row`], of the row in a slot, as in the table with OID `seed`. In a
+/// As [`key_hashes_of_row`], for the row in a slot, seeded as in the table with OID `seed`. In a
 /// transaction.
 #[must_use]
 pub fn key_hashes_in_slot(seed: u32, key: &[KeyPart], slot: &Slot) -> Option<KeyHashes> {
     key_hashes_of(seed, key, |position| slot.cell(position))
 }
 
-/// `value` gives the values of a row. In a transaction.
+/// As [`key_hashes_of_row`]; `value` returns the value at a position of the row. In a transaction.
 fn key_hashes_of<'v>(
     seed: u32,
     key: &[KeyPart],
@@ -347,7 +348,7 @@ fn key_hashes_of<'v>(
     Some(hashing.finish())
 }
 
-/// The columns of the key that identifies a table's rows, in the key's order: that of the replica
+/// Returns the columns of the key that identifies a table's rows, in the key's order: the replica
 /// identity, or else the primary key. In a transaction with a snapshot for catalogs.
 #[must_use]
 pub fn identity_key(relation: RelationRef<'_>) -> Option<Vec<KeyPart>> {
@@ -362,7 +363,7 @@ pub fn identity_key(relation: RelationRef<'_>) -> Option<Vec<KeyPart>> {
     let columns = IndexRow::find(index)?.key_columns().to_vec();
     let operators = IndexOperators::of(index)?;
     let part = |(position, attribute): (usize, i16)| {
-        // An expression has number 0; such an index is nobody's identity.
+        // An expression has number 0; an index with one is no replica identity.
         let column = usize::try_from(attribute).ok()?.checked_sub(1)?;
         Some(KeyPart {
             attribute,

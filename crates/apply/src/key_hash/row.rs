@@ -1,5 +1,5 @@
-//! Hashes of rows of tables without a key, of all of their values. Run by the appliers and by the
-//! collector of deletions.
+//! Hashes of rows of tables without a key, made of all of their values. Run by the appliers and by
+//! the collector of deletions.
 
 use braid_decoder::KeyHasher;
 use braid_postgres::relation::RelationRef;
@@ -9,12 +9,13 @@ use braid_postgres::value::Value;
 use super::feed::feed;
 use crate::relation::LocalRelation;
 
-/// Where hashes of whole rows begin: apart from those of keys, of tables, and of copied rows.
+/// Seed of hashes of whole rows: apart from those of keys, tables, and copied rows.
 const WHOLE_ROWS: u64 = 1 << 34;
 
-/// A row of a table without a key: of its names and stored bytes, in whatever order the columns
-/// come. So it is the same at every node that stores the values alike. Values whose bytes hold OIDs
-/// of this database, or have several forms, are taken apart ([`super::feed()`]).
+/// Hash of a row of a table without a key, made of the columns' names and stored bytes, in any
+/// order of the columns. So it is the same at every node that stores the values alike. Values whose
+/// bytes hold OIDs of this database, or have several forms, are fed by their parts
+/// ([`super::feed()`]).
 #[derive(Debug, Clone, Copy)]
 pub struct RowHash {
     table: u64,
@@ -22,7 +23,8 @@ pub struct RowHash {
 }
 
 impl RowHash {
-    /// Of a row of an open table. In a transaction.
+    /// Returns the hash of an open table's name, with which its rows' hashes begin. In a
+    /// transaction.
     #[must_use]
     pub fn of_table(relation: RelationRef<'_>) -> u64 {
         let mut hasher = KeyHasher::new(WHOLE_ROWS);
@@ -33,7 +35,7 @@ impl RowHash {
         hasher.finish()
     }
 
-    /// Of a column, by its name.
+    /// Returns the hash of a column's name.
     #[must_use]
     pub fn of_column(name: &str) -> u64 {
         let mut hasher = KeyHasher::new(WHOLE_ROWS);
@@ -41,13 +43,14 @@ impl RowHash {
         hasher.finish()
     }
 
-    /// That of a row, of which nothing is known yet but the table's ([`Self::of_table`]).
+    /// Begins a row's hash with its table's ([`Self::of_table`]).
     #[must_use]
     pub fn new(table: u64) -> Self {
         Self { table, columns: 0 }
     }
 
-    /// Take in a value; `name` is its column's ([`Self::of_column`]). In a transaction.
+    /// Feeds a value; `name` is the hash of its column's name ([`Self::of_column`]). In a
+    /// transaction.
     pub fn feed(&mut self, name: u64, value: Option<Value<'_>>) {
         let mut hasher = KeyHasher::new(self.table);
         hasher.word(name);
@@ -55,7 +58,7 @@ impl RowHash {
         self.columns = self.columns.wrapping_add(hasher.finish());
     }
 
-    /// The hash.
+    /// Returns the hash.
     #[must_use]
     pub fn finish(self) -> u64 {
         let mut hasher = KeyHasher::new(self.table);
@@ -64,8 +67,8 @@ impl RowHash {
     }
 }
 
-/// The hash by which a row of a table without a key is known everywhere, of all its columns but
-/// those that are generated. In a transaction.
+/// Returns the hash that identifies a row of a table without a key at all nodes, of all columns
+/// except generated ones. In a transaction.
 #[must_use]
 pub fn row_hash(table: RelationRef<'_>, slot: &Slot) -> u64 {
     let mut hash = RowHash::new(RowHash::of_table(table));
@@ -78,8 +81,8 @@ pub fn row_hash(table: RelationRef<'_>, slot: &Slot) -> u64 {
     hash.finish()
 }
 
-/// Hash of the row in `slot` by which it is known everywhere, of the stream's columns, where the
-/// table has no key. In a transaction.
+/// Returns the hash that identifies the row in `slot` at all nodes, of the stream's columns. For
+/// tables without a key. In a transaction.
 #[must_use]
 pub fn row_hash_by(plan: &LocalRelation, slot: &Slot) -> u64 {
     let mut hash = RowHash::new(plan.row_hash);
@@ -93,8 +96,8 @@ pub fn row_hash_by(plan: &LocalRelation, slot: &Slot) -> u64 {
     hash.finish()
 }
 
-/// Hash of all columns, as [`super::key_hash`] has it where the table has no key. In a
-/// transaction.
+/// Returns the hash of the stored bytes of all columns, as [`super::key_hash`] has it for tables
+/// without a key. In a transaction.
 #[must_use]
 pub fn stored_row_hash(table: u32, slot: &Slot) -> u64 {
     let mut hasher = KeyHasher::new(u64::from(table));

@@ -1,5 +1,5 @@
-//! Calls of conflict functions in transactions of this node's own, and the notes by which their
-//! answers are found again. Run by the appliers.
+//! Calls of conflict functions in transactions of this node, and the records by which their answers
+//! are found again. Run by the appliers.
 
 use braid_bgworker::resolution::Function;
 use braid_node::origin::{self, OriginId};
@@ -21,31 +21,31 @@ use crate::rights::Rights;
 use crate::target::Key;
 use crate::{Current, Session};
 
-/// A call that is to be made in a transaction of this node's own.
+/// A call to make in a transaction of this node.
 #[derive(Debug)]
 pub(crate) struct Call {
     pub(super) function: Function,
-    /// In memory of the process: the row type's and the information's.
+    /// Arguments, in the process's memory: two rows of the table's type, and others.
     pub(super) arguments: [Option<Value<'static>>; 4],
     pub(super) about: String,
-    /// To be noted when it is made.
+    /// Record to write after the call.
     pub(super) note: Option<Note>,
 }
 
-/// Which rows met.
+/// Key of a call's record: the two rows of the conflict.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Note {
     lsn: u64,
     relation: u32,
     pub(super) hash: u64,
     local: Option<(i64, ReplOriginId)>,
-    /// How often the row was asked about before in the transaction: its version is the same after
-    /// the first time.
+    /// Number of earlier calls for the row in the same transaction: after the first, its version
+    /// stays the same.
     times: i64,
 }
 
 impl Note {
-    /// Arguments of a statement about a note.
+    /// Returns the arguments of a statement about a record.
     fn arguments(&self, subscription: u32) -> [DatumWithOid<'static>; 7] {
         [
             i64::from(subscription).into(),
@@ -59,7 +59,7 @@ impl Note {
     }
 }
 
-/// Free what a call holds.
+/// Frees the memory of a call.
 pub(crate) fn free(call: Call) {
     for argument in call.arguments.into_iter().flatten() {
         // SAFETY: copied by `kept`, and used by nobody else.
@@ -67,13 +67,14 @@ pub(crate) fn free(call: Call) {
     }
 }
 
-/// Copies of rows that outlive the transaction.
+/// Returns copies of rows that outlive the transaction.
 pub(super) fn kept(arguments: [Option<Value<'static>>; 4]) -> [Option<Value<'static>>; 4] {
     memory::in_process(|| arguments.map(|argument| argument.map(Value::copy)))
 }
 
 impl Note {
-    /// A note of rows that meet, in a transaction that has asked about these rows before.
+    /// Returns the key of a record, in a transaction that has called the function for these rows
+    /// before.
     pub(super) fn of(
         (key, plan): (Key, &LocalRelation),
         current: &Current,
@@ -98,8 +99,9 @@ impl Note {
         }
     }
 
-    /// Answer of the function when it was called for these rows by itself, if it was. The note goes
-    /// with the transaction in hand. `rights` are back at the table's owner when the row is read.
+    /// Returns the answer of the function, if it was called for these rows in a transaction of this
+    /// node. The record is deleted with the current transaction. `rights` are back at the table's
+    /// owner when the row is read.
     pub(super) fn take(
         &self,
         subscription: u32,
@@ -123,8 +125,8 @@ impl Note {
 }
 
 impl Session {
-    /// Make the calls that wait, in the open transaction of this node's own. What a function writes
-    /// that is not to be sent on has its records marked with `origin`: the commit has none.
+    /// Makes the planned calls, in the open transaction of this node. The commit has no origin. If
+    /// a function's writes are not to be sent on, their WAL records are marked with `origin`.
     pub(crate) fn make_calls(&mut self, calls: &[Call], origin: OriginId) -> Result<(), PgError> {
         for call in calls {
             let callee = Callee::find(call.function.oid)?;

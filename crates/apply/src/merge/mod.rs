@@ -1,10 +1,11 @@
-//! Conflicts that a function of the user settles: what it is given, what its answer means for the
-//! row, and what is written. Run by the appliers.
+//! Conflicts that a user's conflict function resolves: its arguments, the meaning of its answer,
+//! and the write. Run by the appliers.
 //!
-//! What the function writes besides belongs to the transaction that is applied, and so does not go
-//! to other nodes. Where it is to, that transaction is rolled back, the function is called in one
-//! of this node's own, which keeps what it wrote together with a note (`braid.conflict_call`) of
-//! which rows met and what it gave; then the transaction is applied once more, and finds the note.
+//! What else the function writes belongs to the transaction that is applied, and so is not sent to
+//! other nodes. If it is to be sent, that transaction is rolled back, and the function is called in
+//! a transaction of this node. That transaction keeps the function's writes together with a record
+//! (`braid.conflict_call`) of the two rows and the answer. Then the applied transaction starts
+//! again, and finds the record.
 
 mod call;
 mod row_value;
@@ -45,24 +46,24 @@ pub(crate) use call::{Call, free};
 /// Attributes of type braid.conflict.
 const INFO_COLUMNS: usize = 8;
 
-// Texts come as the bytes that they are in the database's encoding, in hexadecimal.
+// Texts are passed as their bytes in the database's encoding, in hexadecimal.
 const KEY: &str = "select encode(convert_to((select jsonb_object_agg(k, coalesce(r.remote, r.local) -> k) from unnest($1::text[]) k)::text, \
     getdatabaseencoding()), 'hex') from (select to_jsonb($2) as local, to_jsonb($3) as remote) r";
 
 const ADD: &str = "select encode(convert_to((coalesce($1, '[]') || jsonb_build_array(to_jsonb($2)))::text, getdatabaseencoding()), 'hex')";
 
-/// What meets.
+/// A conflict, as the function sees it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ConflictInput<'a> {
     pub(crate) found: Found,
     pub(crate) kind: Kind,
     pub(crate) rows: &'a Rows<'a>,
-    /// The row as the change's writer saw it, whole.
+    /// The whole row as the change's writer saw it.
     pub(crate) before: Option<&'a RowValues>,
-    /// The local row is equal under another unique key than that by which rows are found: only one
-    /// of them can stay.
+    /// Whether the local row blocks the incoming one under another unique key: only one of them can
+    /// stay.
     pub(crate) in_the_way: bool,
-    /// More rows in the way.
+    /// More blocking rows.
     pub(crate) others: &'a [Slot],
 }
 
@@ -73,14 +74,14 @@ pub(crate) struct Asked {
 }
 
 impl Tables {
-    /// Whether a function is asked about this kind of conflict in the table.
+    /// Whether a function is called for this kind of conflict in the table.
     pub(crate) fn is_asked(&self, key: Key, kind: Kind) -> bool {
         self.get(key)
             .is_some_and(|target| target.plan.rules.of(kind) == Resolution::Function)
     }
 
-    /// Whether the row that was found has the values that the change's writer saw; `None` if there
-    /// is none.
+    /// Whether the row that was found has the values that the change's writer saw; `None` if no row
+    /// was found.
     pub(crate) fn is_as_seen(
         &mut self,
         key: Key,
@@ -151,8 +152,8 @@ impl Tables {
 }
 
 impl OriginNames {
-    /// The decision about the row that was found, given whether it is as the change's writer
-    /// saw it.
+    /// Returns the decision about the row that was found, given whether it is as the change's
+    /// writer saw it.
     pub(crate) fn compare_with_seen(
         &mut self,
         current: &Current,
@@ -165,8 +166,8 @@ impl OriginNames {
 }
 
 impl Session {
-    /// Ask the function about a row that was found, or a gap, and do what it says; record the
-    /// conflict.
+    /// Calls the function for a row that was found, or for a missing row. Carries out its answer,
+    /// and records the conflict.
     pub(crate) fn settle_by_function(
         &mut self,
         context: RowContext<'_>,
@@ -226,8 +227,8 @@ impl Session {
         Ok(Written::Done)
     }
 
-    /// Ask the function about a row that stands under the new key of another, and do what it says
-    /// there.
+    /// Calls the function for a row that has the new key of another row, and carries out its
+    /// answer.
     pub(crate) fn ask_about_new_key(
         &mut self,
         context: RowContext<'_>,
@@ -264,7 +265,7 @@ impl Session {
             in_the_way: false,
             others: &[],
         };
-        // The row that is there is locked.
+        // The row that was found is locked.
         match self.settle_by_function(context, input)? {
             Written::Done => Ok(()),
             Written::Changed => Err(PgError::new(
@@ -274,7 +275,7 @@ impl Session {
         }
     }
 
-    /// Remember the version of the row in a slot, which was just written or deleted.
+    /// Stores the version of the row in a slot, which was just written or deleted.
     pub(crate) fn note_merged(
         &mut self,
         key: Key,
@@ -287,7 +288,7 @@ impl Session {
         Ok(())
     }
 
-    /// Ask the function that the rule names.
+    /// Calls the function that the rule names.
     pub(crate) fn ask(
         &mut self,
         context: RowContext<'_>,
@@ -329,7 +330,8 @@ impl Session {
                         "Of rows that are equal under another unique key only one can stay. {about}"
                     )));
             }
-            // Where rows leave, it is called once more with them, in the same transaction.
+            // If rows are deleted, the function is called again in the transaction that deletes
+            // them.
             if asked.answer == Answer::Remote {
                 self.hints.calls.push(Call {
                     function,
@@ -342,7 +344,8 @@ impl Session {
         }
         if given.wrote && writes == Writes::Undo {
             if replicates {
-                // Rows that have left for now leave first, with the calls for them.
+                // Rows that were deleted within this attempt are deleted for good first, with the
+                // calls for them.
                 if self.attempt().is_to_be_repeated {
                     return Err(to_leave_first());
                 }
@@ -383,7 +386,7 @@ impl Session {
         Ok(given)
     }
 
-    /// Whether the row that the function is asked about, or the gap, is what it was.
+    /// Whether the row that the function is called for, found or missing, is unchanged.
     fn is_untouched(
         &mut self,
         RowContext { key, remote, .. }: RowContext<'_>,
@@ -400,8 +403,8 @@ impl Session {
     }
 }
 
-/// The function's arguments, in the memory of the change, which is the current one; and what they
-/// are about, for errors.
+/// Returns the function's arguments, in the memory of the change, which is the current one; and a
+/// description of the conflict, for errors.
 fn arguments(
     (tables, origins, memory): (&mut Tables, &mut OriginNames, Context),
     context: RowContext<'_>,
@@ -438,7 +441,7 @@ fn arguments(
         Some(slot) => slot.composite_value().copy().argument(),
         None => DatumWithOid::null_oid(own_type),
     };
-    // With the rights of the table's owner, whose types these may be.
+    // With the rights of the table's owner, who may own these types.
     let found = rows(
         KEY,
         &[
@@ -450,7 +453,7 @@ fn arguments(
     let key_text = first_bytes(found);
     let mut others: Option<Value<'static>> = None;
     for other in input.others {
-        // SPI leaves the context that it was called in as the current one; to be sure.
+        // SPI leaves the memory context in which it was called as the current one. This makes sure.
         memory.enter();
         let so_far = match others {
             Some(others) => others.argument(),
@@ -474,7 +477,7 @@ fn arguments(
             .map_or("unknown".into(), String::from_utf8_lossy),
         input.kind.name()
     );
-    // SPI leaves the context that it was called in as the current one; to be sure.
+    // SPI leaves the memory context in which it was called as the current one. This makes sure.
     memory.enter();
     let timestamp = |micros: i64| value::timestamptz(micros.saturating_sub(EPOCH_DIFFERENCE));
     let values: [Option<Value<'_>>; INFO_COLUMNS] = [

@@ -1,4 +1,4 @@
-//! Rows as values that functions take and give, and back. Run by the appliers.
+//! Conversion of rows to values for functions, and back. Run by the appliers.
 
 use std::ffi::CString;
 
@@ -13,7 +13,7 @@ use pgrx::pg_sys;
 use super::INFO_COLUMNS;
 use crate::table::RowValues;
 
-/// The bytes that the first cell of a result gives in hexadecimal.
+/// Returns the bytes that the first cell of a result has in hexadecimal.
 pub(super) fn first_bytes(rows: Vec<Vec<Option<String>>>) -> Option<Vec<u8>> {
     let text = rows.into_iter().next()?.into_iter().next()??;
     let (pairs, _) = text.as_bytes().as_chunks::<2>();
@@ -24,14 +24,15 @@ pub(super) fn first_bytes(rows: Vec<Vec<Option<String>>>) -> Option<Vec<u8>> {
         .collect()
 }
 
-/// A value of a type, from its text in the database's encoding, in the current memory context.
+/// Returns a value of a type, from its text in the database's encoding, in the current memory
+/// context.
 pub(super) fn read_as(type_id: pg_sys::Oid, value: Vec<u8>) -> Result<Value<'static>, PgError> {
     let value = CString::new(value)
         .map_err(|_| PgError::new(SqlState::InternalError, "text with a zero byte"))?;
     Ok(type_function::read(type_id, &value))
 }
 
-/// A row of type braid.conflict.
+/// Returns a row of type braid.conflict.
 pub(super) fn information(
     info_type: pg_sys::Oid,
     values: [Option<Value<'_>>; INFO_COLUMNS],
@@ -44,13 +45,13 @@ pub(super) fn information(
     })
 }
 
-/// Values for a whole row.
+/// Returns values for a whole row.
 pub(super) fn whole(values: &[Option<Value<'_>>]) -> RowValues {
     let values = values.iter();
     values.map(|value| Some(value.map(Value::datum))).collect()
 }
 
-/// Whether a row has just these values. Generated columns follow from the others.
+/// Whether a row has just these values. Generated columns are not compared.
 pub(super) fn same_row(slot: &Slot, values: &[Option<Value<'_>>]) -> bool {
     let columns = slot.descriptor().iter().zip(values).enumerate();
     columns.into_iter().all(|(position, (attribute, value))| {

@@ -37,22 +37,22 @@ use crate::row_context::RowContext;
 use crate::table::RowValues;
 use crate::target::{Key, Tables};
 
-/// Values of columns as the provider has sent them, by their places in the stream.
+/// Values of columns as the provider has sent them, by their positions in the stream.
 pub(crate) type Answers = Vec<(usize, Option<Vec<u8>>)>;
 
 /// Answer about a row that came without all of its values.
 #[derive(Debug)]
 pub(crate) enum Entered {
-    /// Its values.
+    /// The provider has the row.
     Values {
         /// The values that it lacked.
         answers: Answers,
-        /// The transaction that is applied has written the row last.
+        /// Whether the transaction that is applied has written the row last.
         is_exact: bool,
     },
-    /// The row is deleted by now, or has another key.
+    /// The row was deleted by now, or has another key.
     Gone,
-    /// The rows come by no subscription.
+    /// No subscription brings the rows.
     Nobody,
 }
 
@@ -60,7 +60,7 @@ pub(crate) enum Entered {
 /// for its answer it is asked whether it waits for this node.
 const COMMIT_PART: u32 = 4;
 
-/// A column that is asked for besides those of the row: the time of the transaction that wrote it.
+/// A column that is fetched besides those of the row: the time of the transaction that wrote it.
 pub(super) const WRITTEN_AT: Column = Column {
     name: String::new(),
     form: Form::CommitTime,
@@ -98,7 +98,7 @@ impl Tables {
         })
     }
 
-    /// Puts into the gaps of a row the values that the provider has sent for them.
+    /// Fills the missing values of a row with those that the provider has sent.
     pub(crate) fn fill_gaps(
         &mut self,
         key: Key,
@@ -155,7 +155,7 @@ impl Questions<'_> {
                 (Reply::Row(row), true) => {
                     return self.entered(key, &gaps, row, Some(current.timestamp));
                 }
-                // The transaction is not to be seen yet: the row has its old key.
+                // The transaction is not visible yet: the row has its old key.
                 (Reply::Row(_) | Reply::None, false) => {}
             }
             if let Some(old) = &old
@@ -185,8 +185,8 @@ impl Questions<'_> {
         }
     }
 
-    /// What came, by the stream's columns. If the row is as of the transaction that is applied, its
-    /// writer has the time `written_at`.
+    /// Converts an answer, by the stream's columns. `written_at` is the time of the transaction
+    /// that is applied; `None` if the answer does not show it yet, and so is no later state.
     fn entered(
         &mut self,
         key: Key,
@@ -211,7 +211,7 @@ pub(super) fn is_written_at(row: &[Option<Vec<u8>>], timestamp: i64) -> bool {
     time == Some(timestamp.to_string().as_bytes())
 }
 
-/// Error of a value that nobody can be asked for.
+/// Returns the error for a provider that no longer has the table with these columns.
 fn changed_at_provider(remote: &RemoteRelation) -> PgError {
     PgError::new(
         SqlState::ObjectNotInPrerequisiteState,
@@ -227,7 +227,8 @@ fn changed_at_provider(remote: &RemoteRelation) -> PgError {
     )
 }
 
-/// Error of a provider that has not shown what it has sent. The transaction is applied again.
+/// Returns the error for a provider that does not show a state that it has sent. The transaction is
+/// applied again.
 fn not_shown(remote: &RemoteRelation, node: &str) -> PgError {
     PgError::new(
         SqlState::SerializationFailure,

@@ -1,10 +1,10 @@
 //! Rows of tables without a key that a transaction has added itself. Run by the appliers.
 
-/// Words of 64 bits by which rows are known that a transaction has added.
+/// Number of 64-bit words of the filter.
 const ADDED_WORDS: usize = 1024;
 
-/// Rows of tables without a key that the transaction in hand has added, by their hashes: those it
-/// may have.
+/// Filter for rows of tables without a key that the current transaction has added, by their hashes.
+/// It may also contain others.
 #[derive(Debug, Default)]
 pub(crate) struct Added {
     bits: Vec<u64>,
@@ -12,7 +12,7 @@ pub(crate) struct Added {
 }
 
 impl Added {
-    /// A transaction begins.
+    /// Empties the filter, when a transaction begins.
     pub(crate) fn clear(&mut self) {
         if std::mem::take(&mut self.any) {
             self.bits.fill(0);

@@ -1,5 +1,5 @@
-//! Removals and the rows that they have taken, of identical rows: which removal gets whose row, and
-//! which is left without one. Run by the appliers.
+//! Chains of removals of identical rows: which removal takes over the row of another one, and which
+//! one is left without a row. Run by the appliers.
 
 use braid_bgworker::conflict::Version;
 use braid_bgworker::keyless::{Taken, handed_on, hands_up_to};
@@ -15,26 +15,25 @@ use crate::attempt::Attempt;
 use crate::target::Key;
 use crate::version::OriginNames;
 
-/// What was found for a removal that has lost its row to another one.
+/// Row that was found for the last removal of a chain.
 pub(crate) enum Live {
     Nothing,
-    /// A row, which is gone; who had written it.
+    /// A row, which was deleted, and its author.
     Gone(Option<Author>),
     Changed,
 }
 
-/// What is known of rows that are identical, and are not here.
+/// Records about identical rows that are not in the table.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Alike {
     /// Removals that have found no row.
     pub(super) removals: Vec<Author>,
-    /// Rows that were taken out, and where that is written down.
+    /// Rows that were removed, and the places of their records.
     taken: Vec<(TakenRow, Place)>,
 }
 
 impl Alike {
-    /// What is known of rows with this hash, what the transaction in hand has written down itself
-    /// with it.
+    /// Reads the records about rows with this hash, including those of the current transaction.
     pub(super) fn read(hash: u64, seen: Seen) -> Result<Self, PgError> {
         snapshot::show_own();
         memory::in_transaction(|| {
@@ -45,19 +44,19 @@ impl Alike {
         })
     }
 
-    /// A removal is not remembered any more.
+    /// Removes a removal from those that have found no row.
     pub(super) fn forget(&mut self, removal: Author) {
         if let Some(place) = self.removals.iter().position(|one| *one == removal) {
             self.removals.swap_remove(place);
         }
     }
 
-    /// A row was taken out just now.
+    /// Adds a row that was just removed.
     fn take(&mut self, taken: TakenRow) {
         self.taken.push((taken, (0, 0)));
     }
 
-    /// Whether both say the same, wherever it is written.
+    /// Whether both have the same records, in any places.
     fn says_the_same_as(&self, other: &Self) -> bool {
         let removals = |alike: &Self| {
             let mut removals = alike.removals.clone();
@@ -85,12 +84,12 @@ pub(crate) fn at_the_same_time() -> PgError {
 }
 
 impl OriginNames {
-    /// [`handed_on`], of rows as they are written down.
+    /// As [`handed_on`], for stored rows.
     fn hands(&mut self, taken: &[TakenRow], removal: Author) -> Vec<usize> {
         self.with_versions(taken, removal, handed_on)
     }
 
-    /// [`hands_up_to`].
+    /// As [`hands_up_to`], for stored rows.
     fn up_to(&mut self, taken: &[TakenRow], hands: &mut Vec<usize>, row: Option<Author>) {
         let count = self.with_versions(taken, row.unwrap_or((0, 0)), |taken, version| {
             hands_up_to(taken, hands, row.map(|_| version))
@@ -98,7 +97,7 @@ impl OriginNames {
         hands.truncate(count);
     }
 
-    /// Work on versions instead of what is stored of them.
+    /// Calls a rule with versions that are made of the stored rows.
     fn with_versions<T>(
         &mut self,
         taken: &[TakenRow],
@@ -123,23 +122,23 @@ impl OriginNames {
     }
 }
 
-/// Removals of identical rows, of which each gets the row of the one after it.
+/// Removals of identical rows, each of which takes over the row of the next one.
 pub(crate) struct Chain {
     key: Key,
     hash: u64,
     /// The removal that has no row.
     removal: Author,
-    /// The removal is written down.
+    /// Whether that removal is recorded as one without a row.
     is_remembered: bool,
     alike: Alike,
-    /// Rows that were taken out.
+    /// Rows that were removed.
     taken: Vec<TakenRow>,
-    /// Places in `taken` of the rows that are handed on.
+    /// Positions in `taken` of the rows that are taken over, in order.
     hands: Vec<usize>,
 }
 
 impl Chain {
-    /// The removal at the end, which is left without a row.
+    /// Returns the last removal of the chain, which is left without a row.
     pub(crate) fn last(&self) -> Author {
         let last = self.hands.last().and_then(|place| self.taken.get(*place));
         last.map_or(self.removal, |taken| taken.removal)
@@ -147,8 +146,9 @@ impl Chain {
 }
 
 impl Removals<'_> {
-    /// A removal, which is written down if it `is_remembered`, has no row: it gets that of a newer
-    /// one, which gets another one's, and so on. `None` where it gets none, and is remembered.
+    /// Returns the chain of a removal that has no row: it takes over the row of a newer removal,
+    /// which takes over that of another one, and so on. Returns `None` if it finds none, and is
+    /// recorded already (`is_remembered`).
     pub(crate) fn chain(
         &mut self,
         key: Key,
@@ -180,8 +180,8 @@ impl Removals<'_> {
         }))
     }
 
-    /// Hands the rows of a chain on, whose last removal gets the row that was found for it; else it
-    /// is the one that is remembered.
+    /// Carries out a chain. Its last removal gets the row that was found for it; if there is none,
+    /// it is recorded as one without a row.
     pub(crate) fn hand_on(&mut self, mut chain: Chain, live: Live) -> Result<Without, PgError> {
         let Chain {
             key, hash, removal, ..
@@ -225,9 +225,10 @@ impl Removals<'_> {
         Ok(outcome)
     }
 
-    /// Nobody else changes what is known of identical rows, of which this transaction has written
-    /// what it has to: then one of two transactions sees the other. `expected` is what was known
-    /// before, with what it has changed.
+    /// Fails with 40001 if another transaction has changed the records of these identical rows.
+    /// Called after this transaction has written its own records: of two concurrent transactions at
+    /// least one sees the other. `expected` is what was read before, with this transaction's
+    /// changes.
     pub(super) fn check_alone(
         &mut self,
         key: Key,
@@ -243,7 +244,7 @@ impl Removals<'_> {
         Err(at_the_same_time())
     }
 
-    /// A removal is not remembered any more.
+    /// Removes the record of a removal that has found no row.
     pub(super) fn spend(
         &mut self,
         key: Key,
@@ -279,7 +280,7 @@ impl Removals<'_> {
     }
 }
 
-/// Rows that the transaction in hand takes out.
+/// Rows that the current transaction removes.
 impl Attempt {
     pub(super) fn write_taken(
         &mut self,
@@ -299,8 +300,8 @@ impl Attempt {
         }
     }
 
-    /// A row is taken out by a removal. Of what one transaction adds and takes out itself nobody
-    /// else has seen anything.
+    /// Notes that a removal has taken a row. Not if the same transaction has added the row: no
+    /// other session has seen it. Returns whether it was noted.
     pub(super) fn note_taken(
         &mut self,
         key: Key,

@@ -1,19 +1,18 @@
-//! Tables without a key, in which rows are found by all of their values
-//! (`braid_bgworker::keyless`): what was to be taken out and was not here is remembered for the row
-//! that it was meant for. Run by the appliers.
+//! Removals in tables without a key, in which rows are found by all of their values
+//! (`braid_bgworker::keyless`). Run by the appliers.
 //!
-//! Such a removal is a row of `braid.tombstone` under the hash of all values that came, and goes
-//! like others do when nothing older can come any more. Unlike theirs each counts once: a row that
-//! meets one does not come, and takes it away.
+//! A removal that finds no row is a row of `braid.tombstone`, under the hash of all values of the
+//! change. It is purged as other tombstones are. Unlike them, it counts once: an incoming row that
+//! meets it is not written, and uses it up.
 //!
-//! A removal that has taken a row is a row of `braid.taken_row`. Of one that finds none these say
-//! whose row it gets instead, and which removal is left without one then (`hand_on`). What sessions
-//! have taken out the collector writes there, so it is waited for first.
+//! A removal that has taken a row is a row of `braid.taken_row`. If a later removal finds no row,
+//! these records tell which row it takes over, and which removal is left without one (`hand_on`).
+//! The collector writes records of removals by sessions, so an applier waits for it first.
 //!
-//! Two streams may bring a row and its removal at the same time. Who removes writes that down, and
-//! then looks for the row once more; who inserts looks at what others are writing down afterwards:
-//! one of them sees the other. The same goes for two that change what is written down of identical
-//! rows (`check_alone`).
+//! Two streams may bring a row and its removal at the same time. The removal writes its record, and
+//! then looks for the row once more. The insert looks afterwards for records that other
+//! transactions are writing. At least one of them sees the other. The same holds for two
+//! transactions that change the records of identical rows (`check_alone`).
 
 mod added;
 mod hand_on;
@@ -42,23 +41,23 @@ pub(crate) use added::Added;
 
 pub(crate) use hand_on::{Live, at_the_same_time};
 
-/// A removal that is remembered and meant for a row that is to come.
+/// A removal that has found no row, and is meant for an incoming one.
 pub(crate) struct Meant {
     hash: u64,
     removal: Author,
-    /// What was known of rows like it.
+    /// The records about identical rows.
     alike: Alike,
 }
 
-/// A row that is to come meets a removal which is remembered.
+/// An incoming row, and the removal that keeps it away.
 pub(crate) struct Met {
     meant: Meant,
-    /// The decision about the row: it stays away.
+    /// The decision about the row: it is not written.
     pub(crate) decision: Decision,
 }
 
 impl Met {
-    /// What is known, then, of the row that is to come.
+    /// Returns the removal as the deletion of the incoming row.
     pub(crate) fn found(&self) -> Found {
         found(self.meant.removal)
     }
@@ -68,27 +67,27 @@ fn found((timestamp, origin): Author) -> Found {
     Found::Missing(Some(known(timestamp, origin)))
 }
 
-/// What becomes of a removal that has found no row.
+/// Outcome of a removal that has found no row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Without {
-    /// It, or the one that has none in its place, is remembered for a row that is to come.
+    /// Recorded, or another one in its place, for a row that may come later.
     Remembered,
-    /// An identical row is gone for it.
+    /// An identical row was deleted for it.
     Served,
-    /// A row has come, or changed, meanwhile. Nothing was done.
+    /// A row has come, or has changed, meanwhile. Nothing was done.
     Changed,
 }
 
 impl Tables {
-    /// Whether removals of a table's rows are remembered.
+    /// Whether the table has no key, so that removals are recorded by all values.
     pub(crate) fn is_keyless(&self, key: Key) -> bool {
         self.get(key)
             .is_some_and(|target| target.plan.key.is_none())
             && registry::remembers_deletions()
     }
 
-    /// The hash of all values that came. `None` where the table has a key, or a value is not in the
-    /// change.
+    /// Returns the hash of all values of the change. Returns `None` if the table has a key, or a
+    /// value is not in the change.
     fn row_hash(&self, key: Key, values: &RowValues) -> Option<u64> {
         let target = self.get(key)?;
         let table = target.table.as_ref()?;
@@ -111,12 +110,12 @@ impl Tables {
                 .is_some_and(|hash| added.may_have(hash))
     }
 
-    /// Whether a row that is to be inserted may meet a removal.
+    /// Whether a removal may be meant for a row that is to be inserted.
     pub(crate) fn may_meet_removal(&self, key: Key, values: &RowValues, timestamp: i64) -> bool {
         self.may_be_removed(key, values, timestamp).is_some()
     }
 
-    /// The same, with the hash by which that is known.
+    /// As [`Tables::may_meet_removal`]; returns the hash of the row.
     fn may_be_removed(&self, key: Key, values: &RowValues, since: i64) -> Option<u64> {
         if !registry::may_have_tombstone_since(since) {
             return None;
@@ -126,8 +125,8 @@ impl Tables {
     }
 }
 
-/// Waits until the rows that sessions of this node have taken out of tables without a key are
-/// written down, as far as they could be seen when it began.
+/// Waits until removals by sessions of this node from tables without a key are recorded, as far as
+/// they were visible when the wait began.
 pub(crate) fn wait_for_sessions() -> Result<(), PgError> {
     if waiting::wait_past(braid_postgres::catalog::flush_all()) {
         return Ok(());
@@ -153,14 +152,14 @@ impl OriginNames {
     }
 }
 
-/// Removals of rows without a key, by the transaction in hand and by those before it: what they
-/// need of a session.
+/// The parts of a session that record removals of rows without a key, and look up those of other
+/// transactions.
 pub(crate) struct Removals<'s> {
     deletions: Deletions<'s>,
 }
 
 impl Removals<'_> {
-    /// A row was added by the transaction in hand.
+    /// Notes that the current transaction has added a row.
     pub(crate) fn note_added(&mut self, key: Key, values: &RowValues) {
         let Deletions {
             tables, attempt, ..
@@ -172,8 +171,8 @@ impl Removals<'_> {
         }
     }
 
-    /// The row that was found is taken out by the transaction in hand, and is in the local slot. An
-    /// older removal may come that was to have it.
+    /// Records that the current transaction removes the row in the local slot, which was found. An
+    /// older removal that was meant for it may come later.
     pub(crate) fn remember_taken(
         &mut self,
         key: Key,
@@ -195,7 +194,8 @@ impl Removals<'_> {
         self.deletions.hold_back()
     }
 
-    /// Who wrote the row in the local slot, which leaves; `None`: it is older than all.
+    /// Returns the writer of the row in the local slot, which is deleted; `None`: it is older than
+    /// all.
     pub(crate) fn author(
         &mut self,
         key: Key,
@@ -214,8 +214,8 @@ impl Removals<'_> {
         )))
     }
 
-    /// The removal that is meant for a row that is to come, unless the row is older than a truncate
-    /// and stays away anyway.
+    /// Returns the removal that is meant for an incoming row. Returns `None` if the row is older
+    /// than a truncate, and is not written for that reason.
     fn meant_for(
         &mut self,
         key: Key,
@@ -247,8 +247,7 @@ impl Removals<'_> {
         }))
     }
 
-    /// A row does not come, as it has met a removal, which has done then what it was remembered
-    /// for.
+    /// Records that a removal has kept an incoming row away, and is used up by that.
     pub(crate) fn stay_away(
         &mut self,
         key: Key,
@@ -268,8 +267,8 @@ impl Removals<'_> {
         self.check_alone(key, hash, &alike)
     }
 
-    /// A row without a key was just inserted. Not if another stream has removed it just now: then
-    /// the transaction is applied again.
+    /// Checks a row without a key that was just inserted. If another stream has removed it at the
+    /// same time, fails with 40001: the transaction is applied again.
     pub(crate) fn check_not_removed(
         &mut self,
         key: Key,
@@ -293,15 +292,15 @@ impl Removals<'_> {
 }
 
 impl Session {
-    /// Removals of rows without a key.
+    /// Returns access to removals of rows without a key.
     pub(crate) fn removals(&mut self) -> Removals<'_> {
         Removals {
             deletions: self.deletions(),
         }
     }
 
-    /// A row is to be taken out of a table without a key, and is not here. Write that down, and
-    /// look again; then see whose row it gets.
+    /// Handles a removal whose row is not in the table: records it, looks for the row again, and
+    /// then finds the row that it takes over.
     pub(crate) fn remove_without_row(
         &mut self,
         context: RowContext<'_>,
@@ -341,7 +340,8 @@ impl Session {
         self.removals().hand_on(chain, live)
     }
 
-    /// Take out a row with these values that is older than a removal, of whichever transaction.
+    /// Deletes a row with these values that is older than the given removal, which may be another
+    /// transaction's.
     fn take_older(
         &mut self,
         context: RowContext<'_>,
@@ -373,8 +373,8 @@ impl Session {
         Ok(Live::Gone(self.removals().author(key, current, stamp)?))
     }
 
-    /// The removal that was meant for a row that is to come, if the row stays away for that. Unless
-    /// a rule says otherwise.
+    /// Returns the removal that is meant for an incoming row, if the row is not written for that
+    /// reason. A rule of the table may decide otherwise.
     pub(crate) fn removal_of(
         &mut self,
         context: RowContext<'_>,
