@@ -1,4 +1,4 @@
-//! The history: what clients asked for, what they were told, and in which order.
+//! A history: the transactions that clients asked for, the results that they got, and their order.
 
 use crate::value::Value;
 
@@ -71,7 +71,7 @@ pub enum Kind {
     Ok,
     /// The transaction did not happen and never will.
     Fail,
-    /// Nobody knows whether the transaction is committed; it may still become so.
+    /// The outcome is not known: the transaction may be committed, or be committed later.
     Info,
 }
 

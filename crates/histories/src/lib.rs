@@ -1,8 +1,8 @@
 //! Finds anomalies in histories of transactions. For tests alone; no part of the product.
 //!
-//! A test runs transactions against nodes and records what it asked for and what it got. [`check`]
-//! infers in which order the transactions must have run, and reports where that order contradicts
-//! itself. README.md says how, what is found, and what is not.
+//! A test runs transactions against nodes and records its requests and the results. [`check`]
+//! infers the order in which the transactions must have run, and reports where that order
+//! contradicts itself. README.md says how, and which anomalies are found and which are not.
 //!
 //! | module | holds |
 //! |---|---|
@@ -11,8 +11,8 @@
 //! | `transactions` | invocations with their completions |
 //! | `list_append`, `register` | what is inferred from lists, and from registers |
 //! | `graph`, `cycles` | dependencies, components, cycles and their classes |
-//! | `anomaly`, `report` | kinds of anomalies, models, what was found |
-//! | `workload` | random transactions, and a recorder of what became of them |
+//! | `anomaly`, `report` | kinds of anomalies, models, results |
+//! | `workload` | random transactions, and a recorder of their outcomes |
 #![forbid(unsafe_code)]
 
 mod anomaly;
@@ -53,7 +53,8 @@ pub struct Options {
     pub limit: u64,
     /// Registers only: each process sees the versions of a key in their order.
     pub sequential_keys: bool,
-    /// Registers only: transactions see what was there of a key before they began, or later.
+    /// Registers only: a transaction sees the version of a key from before it began, or a later
+    /// one.
     pub linearizable_keys: bool,
 }
 

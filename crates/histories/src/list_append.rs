@@ -1,9 +1,9 @@
 //! Histories of lists: transactions append unique elements, and read whole lists.
 //!
-//! Each read of a list shows a prefix of its version order, so the longest read gives the order of
-//! all elements that anybody saw. Elements of committed transactions that nobody saw come after
-//! these: a reader that misses them came before their writers. That finds lost appends, with the
-//! order of processes or of real time.
+//! Each read of a list shows a prefix of its version order. So the longest read gives the order of
+//! all elements that any transaction read. Elements of committed transactions that no transaction
+//! read come after these: a reader that misses them came before their writers. With the order of
+//! processes or of real time, that finds lost appends.
 #![expect(
     clippy::indexing_slicing,
     reason = "transactions, keys and elements are numbered by this module"
@@ -36,14 +36,14 @@ struct Append {
 struct Read<'h> {
     transaction: u32,
     list: &'h [Value],
-    /// How many of the elements are of other transactions, if that is the first read of the list
+    /// How many of the elements are of other transactions. Only set for the first read of the list
     /// in its transaction.
     external: Option<usize>,
     /// Whether its transaction appends to the list later.
     updates: bool,
 }
 
-/// What is known of a list.
+/// Reads of a list, and the order of its elements.
 #[derive(Default)]
 struct List<'h> {
     reads: Vec<Read<'h>>,
@@ -131,14 +131,14 @@ impl<'h> Lists<'h> {
         Ok(())
     }
 
-    /// Takes the reads of a committed transaction, and compares them with its other steps.
+    /// Stores the reads of a committed transaction, and compares them with its other steps.
     fn read_transaction(&mut self, number: u32, steps: &'h [MicroOp], findings: &mut Findings) {
         struct Own<'h> {
             /// The last read.
             base: Option<&'h [Value]>,
-            /// What was appended since.
+            /// Elements that were appended since.
             appended: Vec<&'h Value>,
-            /// The place of the first read in `List::reads`, if nothing was appended before it.
+            /// The position of the first read in `List::reads`, if nothing was appended before it.
             first: Option<usize>,
         }
         let mut own: HashMap<u32, Own<'h>> = HashMap::new();
@@ -227,7 +227,8 @@ impl<'h> Lists<'h> {
         }
     }
 
-    /// Finds the order of a list, and reads that do not fit it or see what they must not.
+    /// Finds the order of a list, reads that do not fit it, and reads of elements that must not be
+    /// visible.
     fn order_list(&mut self, key: u32, findings: &mut Findings) {
         let mut reads = std::mem::take(&mut self.lists[key as usize].reads);
         let longest = reads
@@ -236,7 +237,8 @@ impl<'h> Lists<'h> {
         let Some((order, longest)) = longest.map(|read| (read.list, read.transaction)) else {
             return;
         };
-        // What a read of each length sees of aborted transactions, and of nobody's.
+        // The elements of aborted transactions, and of no transaction, that a read of each length
+        // sees.
         let mut aborted: Vec<(usize, u32)> = Vec::new();
         let mut garbage: Vec<usize> = Vec::new();
         let mut usable = true;
@@ -291,7 +293,8 @@ impl<'h> Lists<'h> {
         self.lists[key as usize].reads = reads;
     }
 
-    /// Returns who appended an element, who is committed if that is open: somebody saw it.
+    /// Returns the transaction that appended an element. If its outcome is not known, it counts as
+    /// committed: the element was read.
     fn see(&mut self, key: u32, element: &'h Value) -> Option<u32> {
         let writer = self.appends.get(&(key, element))?.transaction;
         if self.status(writer) == Status::Indeterminate {
@@ -331,7 +334,7 @@ impl<'h> Lists<'h> {
         );
     }
 
-    /// Finds elements that are twice in a read.
+    /// Finds elements that a read has twice.
     fn find_twice(&self, key: u32, read: &Read<'h>, doubtful: bool, findings: &mut Findings) {
         let list = &self.lists[key as usize];
         if doubtful || !list.order.starts_with(read.list) {
@@ -352,7 +355,8 @@ impl<'h> Lists<'h> {
         }
     }
 
-    /// Finds out whether a read is of what its writer went on to append to.
+    /// Returns whether a read shows a list to which its writer appended more in the same
+    /// transaction.
     fn find_intermediate(&self, key: u32, read: &Read<'h>, findings: &mut Findings) -> bool {
         if let Some(length) = read.external
             && let Some(last) = read.list[..length].last()

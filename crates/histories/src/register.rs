@@ -1,9 +1,9 @@
 //! Histories of registers: transactions write unique values, and read the last one.
 //!
-//! A register does not say what it was before. Its versions are ordered by what is known: the
-//! initial value comes first, and what a transaction writes comes after what it read. With
-//! [`Options`](crate::Options), the order in which a process, or anybody in real time, worked with
-//! a register counts too.
+//! A register does not say what it was before. Its versions are ordered by two rules: the initial
+//! value comes first, and a transaction's write comes after the version that it read. With
+//! [`Options`](crate::Options), the order in which a process, or any process in real time, worked
+//! with a register counts too.
 #![expect(
     clippy::indexing_slicing,
     reason = "transactions, keys and versions are numbered by this module"
@@ -25,7 +25,7 @@ use crate::value::Value;
 struct Version<'h> {
     key: u32,
     value: &'h Value,
-    /// Who wrote it. `None`: the initial value.
+    /// The transaction that wrote it. `None`: the initial value.
     writer: Option<u32>,
     /// Whether its transaction does not write the register again.
     last: bool,
@@ -33,7 +33,7 @@ struct Version<'h> {
     readers: Vec<u32>,
 }
 
-/// What a transaction does with a register, seen from outside.
+/// A transaction's reads and writes of a register, as other transactions see them.
 #[derive(Clone, Copy, Default)]
 struct Access {
     /// The version that it read before it wrote.
@@ -42,7 +42,7 @@ struct Access {
     wrote: Option<u32>,
 }
 
-/// Which orders of single keys count.
+/// Orders of single keys that count.
 #[derive(Clone, Copy)]
 pub(crate) struct KeyOrders {
     pub sequential: bool,
@@ -56,9 +56,9 @@ pub(crate) struct Registers<'h> {
     versions: Vec<Version<'h>>,
     /// Versions by their keys and values.
     numbers: HashMap<(u32, &'h Value), u32>,
-    /// What each transaction did, by key.
+    /// Reads and writes of each transaction, by key.
     accesses: Vec<Vec<(u32, Access)>>,
-    /// Which version follows which.
+    /// Pairs of versions, of which the second follows the first.
     later: Vec<(u32, u32)>,
     /// Whether a transaction is committed, or was seen to be.
     pub live: Vec<bool>,
@@ -144,7 +144,7 @@ impl<'h> Registers<'h> {
         Ok(version)
     }
 
-    /// Takes the steps of a transaction: all, or only its writes if its reads are not known.
+    /// Stores the steps of a transaction: all, or only its writes if its reads are not known.
     fn take(&mut self, number: u32, steps: &'h [MicroOp], reads: bool, findings: &mut Findings) {
         // The last value that the transaction knows of each register.
         let mut known: HashMap<u32, &'h Value> = HashMap::new();
@@ -197,8 +197,8 @@ impl<'h> Registers<'h> {
         self.accesses[number as usize] = accesses;
     }
 
-    /// Finds out what is wrong with a read of a value that its transaction had not written yet.
-    /// Returns whether the value is a committed version.
+    /// Finds the anomaly in a read of a value that its transaction had not written yet. Returns
+    /// whether the value is a committed version.
     fn find_in_read(
         &mut self,
         reader: u32,
@@ -268,8 +268,9 @@ impl<'h> Registers<'h> {
         }
     }
 
-    /// Finds which version follows which. Of a key whose versions go in a cycle, only what
-    /// transactions did themselves is kept, or nothing if that is a cycle already.
+    /// Finds pairs of versions, of which the second follows the first. If the versions of a key
+    /// form a cycle, only pairs from single transactions are kept, or none if these form a cycle
+    /// already.
     fn order_versions(&mut self, orders: KeyOrders, findings: &mut Findings) {
         let mut certain = Vec::new();
         for (number, accesses) in (0_u32..).zip(&self.accesses) {
@@ -304,7 +305,7 @@ impl<'h> Registers<'h> {
         self.later = later;
     }
 
-    /// Returns the keys whose versions follow each other in a cycle.
+    /// Returns the keys whose versions form a cycle.
     fn cyclic_keys(&self, later: &[(u32, u32)], findings: &mut Findings) -> Vec<u32> {
         let count = u32::try_from(self.versions.len()).unwrap_or(u32::MAX);
         let mut graph = Builder::new(count);
@@ -342,7 +343,7 @@ impl<'h> Registers<'h> {
         keys
     }
 
-    /// Each process sees versions of a key in their order.
+    /// Orders versions of a key as each process sees them.
     fn sequential(&self, later: &mut Vec<(u32, u32)>) {
         let mut last: HashMap<(i64, u32), u32> = HashMap::new();
         for (number, transaction) in (0_u32..).zip(&self.transactions.all) {
@@ -366,8 +367,9 @@ impl<'h> Registers<'h> {
         }
     }
 
-    /// Each version is there for all who begin later. Per key, the transactions that are over and
-    /// have no other one between them and the present are kept: no more than ran at one time.
+    /// Orders versions by real time: transactions that begin after a commit see its version, or a
+    /// later one. Per key, it keeps the committed transactions that no other committed one lies
+    /// behind: no more than were in progress at one time.
     fn linearizable(&self, later: &mut Vec<(u32, u32)>) {
         let mut over: Vec<Vec<u32>> = vec![Vec::new(); self.keys.len()];
         let mut before: HashMap<(u32, u32), Vec<u32>> = HashMap::new();
@@ -391,7 +393,8 @@ impl<'h> Registers<'h> {
                 Event::Began(_) => {}
                 Event::Committed(number) => {
                     for (key, access) in &self.accesses[number as usize] {
-                        // Without a version of its own it stands for none that was before it.
+                        // Without a version of its own, it can't stand for the transactions before
+                        // it.
                         if access.wrote.or(access.read).is_none() {
                             continue;
                         }
@@ -494,7 +497,7 @@ impl Explain for Registers<'_> {
         let name = self.name(key);
         let (a, b) = (self.access(from, key), self.access(to, key));
         let wrote = self.value(b.wrote);
-        // How it is known that what the second wrote is later.
+        // The reason why the second transaction's write is the later one.
         let how = |before: Option<u32>| match before {
             Some(before) if self.versions[before as usize].writer.is_none() => {
                 "the initial value comes before all others".to_owned()

@@ -1,4 +1,4 @@
-//! What a check found.
+//! Result of a check.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,11 +10,11 @@ use crate::value::Value;
 /// Why one transaction of a cycle comes before the next one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Relation {
-    /// The second wrote a later version of what the first wrote.
+    /// The second wrote a later version of a key that the first wrote.
     WriteWrite,
-    /// The second read what the first wrote.
+    /// The second read a version that the first wrote.
     WriteRead,
-    /// The second wrote a later version of what the first read.
+    /// The second wrote a later version of a key that the first read.
     ReadWrite,
     /// The process of both began the second after the first.
     Process,
@@ -40,7 +40,7 @@ pub struct Step {
 /// One anomaly.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// Its kind.
+    /// Kind of the anomaly.
     pub anomaly: Anomaly,
     /// The indices of the operations of the transactions in it.
     pub operations: Vec<u64>,
@@ -131,7 +131,7 @@ impl Findings {
         }
     }
 
-    /// Counts an anomaly. `finding` is asked only if it is to be kept.
+    /// Counts an anomaly. `finding` is called only if the finding is kept.
     pub fn add(&mut self, anomaly: Anomaly, finding: impl FnOnce() -> Finding) {
         let total = self.totals.entry(anomaly).or_default();
         *total += 1;
@@ -141,7 +141,7 @@ impl Findings {
     }
 }
 
-/// Makes a finding that is no cycle: its transactions, and a sentence that calls them T1, T2.
+/// Returns a finding that is no cycle: its transactions, and a sentence that calls them T1, T2.
 pub(crate) fn finding(
     all: &Transactions<'_>,
     anomaly: Anomaly,

@@ -9,12 +9,12 @@ use crate::history::{History, Kind, MicroOp, Operation};
 /// Lists longer than this are shortened in reports.
 const MOST_ELEMENTS: usize = 12;
 
-/// What is known of a transaction's end.
+/// Outcome of a transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Status {
     Committed,
     Aborted,
-    /// It may have happened, or may still happen.
+    /// Not known: it may be committed, or be committed later.
     Indeterminate,
 }
 
@@ -23,7 +23,7 @@ pub(crate) enum Status {
 pub(crate) struct Transaction<'h> {
     pub status: Status,
     pub process: Option<i64>,
-    /// The index of the operation that says most: the completion, or else the invocation.
+    /// The index of the operation that tells most: the completion, or else the invocation.
     pub index: u64,
     pub steps: &'h [MicroOp],
 }
@@ -32,7 +32,7 @@ pub(crate) struct Transaction<'h> {
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Event {
     Began(u32),
-    /// The transaction is committed, and its client knows it.
+    /// The transaction is committed, and its client has been notified.
     Committed(u32),
 }
 

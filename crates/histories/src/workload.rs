@@ -1,4 +1,4 @@
-//! Random transactions, and a recorder of what became of them.
+//! Random transactions, and a recorder of their outcomes.
 //!
 //! ```no_run
 //! use braid_histories::{Executor, Generator, MicroOp, Model, Outcome, Workload, check, run};
@@ -26,7 +26,7 @@ use braid_testing::Random;
 use crate::history::{History, Kind, MicroOp, Seen};
 use crate::value::Value;
 
-/// What transactions work with.
+/// Kind of objects that transactions read and write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Objects {
     /// Lists, which are appended to.
@@ -38,11 +38,12 @@ pub enum Objects {
 /// The shape of random transactions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Workload {
-    /// What they work with.
+    /// Kind of objects that they read and write.
     pub objects: Objects,
     /// How many keys are used at one time, at least 1.
     pub keys: usize,
-    /// After so many writes a key is replaced by a new one. That bounds the length of lists.
+    /// Number of writes after which a key is replaced by a new one. That bounds the length of
+    /// lists.
     pub writes_per_key: u32,
     /// The fewest steps of a transaction.
     pub fewest_steps: u64,
@@ -70,7 +71,7 @@ impl Workload {
         }
     }
 
-    /// Returns the same workload of registers.
+    /// Returns the same workload for registers.
     #[must_use]
     pub fn registers() -> Self {
         Self {
@@ -85,7 +86,7 @@ impl Workload {
 pub struct Generator {
     workload: Workload,
     random: Random,
-    /// The keys in use, and how many writes each has had.
+    /// The keys in use, and the number of writes to each.
     active: Vec<(i64, u32)>,
     next_key: i64,
 }
@@ -144,14 +145,15 @@ impl Generator {
     }
 }
 
-/// What became of a transaction.
+/// Outcome of a transaction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// It is committed. These are its steps, with the results of reads.
+    /// Committed. The steps have the results of reads.
     Committed(Vec<MicroOp>),
-    /// It did not happen, and never will.
+    /// Aborted: not committed, and never will be.
     Aborted,
-    /// The connection broke, or nobody answered in time: it may be committed, or become so.
+    /// Not known: the connection broke, or no answer came in time. The transaction may be
+    /// committed, or be committed later.
     Unknown,
 }
 
@@ -185,7 +187,7 @@ impl Recorder {
         self.push(Kind::Invoke, process, Some(steps));
     }
 
-    /// Records what became of the transaction of a process. Call it when that is known.
+    /// Records the outcome of the transaction of a process. Call it when the outcome is known.
     pub fn complete(&self, process: i64, outcome: Outcome) {
         match outcome {
             Outcome::Committed(steps) => self.push(Kind::Ok, process, Some(steps)),
@@ -209,9 +211,10 @@ impl Recorder {
     }
 }
 
-/// Runs so many random transactions, each executor in a thread of its own, and records them.
+/// Runs `transactions` random transactions, each executor in a thread of its own, and records them.
 ///
-/// A process is an executor until a transaction of an unknown outcome; then it has a new number.
+/// A process is an executor until a transaction has an unknown outcome; then the executor gets a
+/// new process number.
 #[must_use]
 pub fn run<E: Executor + Send>(
     generator: Generator,
@@ -245,7 +248,7 @@ pub fn run<E: Executor + Send>(
     recorder.finish()
 }
 
-/// Locks. A thread that failed has left nothing half done.
+/// Locks. A thread that has panicked has left nothing half done.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

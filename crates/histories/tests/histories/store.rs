@@ -6,33 +6,33 @@ use std::collections::{HashMap, HashSet};
 use braid_histories::{Executor, Generator, History, Kind, MicroOp, Objects, Outcome, Seen, Value};
 use braid_testing::Random;
 
-/// How the store isolates transactions.
+/// Isolation level of the store's transactions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Isolation {
     /// All steps at one moment.
     Serial,
     /// A snapshot from the beginning; the commit fails if anything read or written was changed.
     Optimistic,
-    /// As `Optimistic`, but what only reads sees an older snapshot.
+    /// As `Optimistic`, but transactions that only read see an older snapshot.
     StaleReads,
     /// A snapshot from the beginning; the commit fails if anything written was changed.
     Snapshot,
     /// Each step sees the last commit; writes are done at the commit, under locks.
     Committed,
-    /// Each step is done at once, and taken back by an abort.
+    /// Each step takes effect at once; an abort undoes it.
     Uncommitted,
 }
 
-/// A version of a key: the number of its commit, and what was appended or written.
+/// A version of a key: the number of its commit, and the value that was appended or written.
 type Version = (u64, Value);
 
 struct Transaction {
-    /// Its own number.
+    /// Number of the transaction.
     number: u64,
     steps: Vec<MicroOp>,
     done: usize,
     snapshot: u64,
-    /// Whether the history has the end of it as unknown.
+    /// Whether the history has its outcome as unknown.
     unknown: bool,
     /// Whether it must not commit: it found a lock.
     doomed: bool,
@@ -44,7 +44,7 @@ pub struct Store {
     objects: Objects,
     clock: u64,
     versions: HashMap<Value, Vec<Version>>,
-    /// Which transaction has a key locked.
+    /// Locked keys, and the transactions that have locked them.
     locks: HashMap<Value, u64>,
 }
 
@@ -162,7 +162,7 @@ impl Store {
     }
 }
 
-/// What can happen beside commits.
+/// Chances of events beside commits.
 #[derive(Debug, Clone, Copy)]
 pub struct Chances {
     /// One transaction in so many is aborted at its end.
