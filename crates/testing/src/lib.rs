@@ -1,4 +1,4 @@
-//! What the tests of the pure crates share: random numbers that a seed repeats. For tests alone; no
+//! Shared code of the pure crates' tests: random numbers that a seed repeats. For tests alone; no
 //! part of the product.
 #![forbid(unsafe_code)]
 
@@ -9,8 +9,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 pub struct Random(u64);
 
 impl Random {
-    /// Seeded by `BRAID_TEST_SEED`, else by the clock. Prints the seed: cargo shows it when the
-    /// test fails.
+    /// Returns a generator with the seed in `BRAID_TEST_SEED`, or else one from the clock. Prints
+    /// the seed: cargo shows it if the test fails.
     #[must_use]
     pub fn new(test: &str) -> Self {
         let seed = std::env::var("BRAID_TEST_SEED")
@@ -26,13 +26,13 @@ impl Random {
         Self(seed)
     }
 
-    /// With a seed of the test's own.
+    /// Returns a generator with a fixed seed.
     #[must_use]
     pub fn from_seed(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// The next number, of all.
+    /// Returns the next number, of all 64 bits.
     #[expect(clippy::should_implement_trait, reason = "it never ends")]
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -42,22 +42,22 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// A number below `limit`, which is not 0.
+    /// Returns a number below `limit`, which is not 0.
     pub fn below(&mut self, limit: u64) -> u64 {
         self.next() % limit
     }
 
-    /// An index into `len` things, of which there is one at least.
+    /// Returns an index into a list of length `len`, which is at least 1.
     pub fn index(&mut self, len: usize) -> usize {
         usize::try_from(self.below(len as u64)).unwrap_or(0)
     }
 
-    /// True one time in so many.
+    /// Returns true one time in `times`.
     pub fn one_in(&mut self, times: u64) -> bool {
         self.below(times) == 0
     }
 
-    /// So many bytes.
+    /// Returns `len` random bytes.
     pub fn bytes(&mut self, len: usize) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(len + 8);
         while bytes.len() < len {
