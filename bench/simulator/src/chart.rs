@@ -11,7 +11,7 @@ const HEIGHT: f64 = 130.0;
 const GAP: f64 = 34.0;
 const LEFT: f64 = 96.0;
 const TOP: f64 = 64.0;
-/// Throughputs from 10 to the power of the first to that of the second.
+/// Range of the throughput axis: powers of 10.
 const DECADES: (i32, i32) = (3, 6);
 
 fn colour(mode: Mode) -> &'static str {
@@ -51,7 +51,7 @@ fn y(throughput: f64) -> f64 {
     HEIGHT * (1.0 - part.clamp(0.0, 1.0))
 }
 
-/// All points as SVG.
+/// Draws all points as SVG.
 #[must_use]
 pub fn draw(points: &[Point]) -> String {
     let mut workloads: Vec<&str> = Vec::new();
@@ -151,7 +151,7 @@ fn axes(svg: &mut String, labelled: bool, label: &str) {
     let _ = writeln!(svg, "<text x=\"6\" y=\"14\" fill=\"#555\">{label}</text>");
 }
 
-/// A mode's line; each point tells what it is when it is pointed at.
+/// Draws the line of a mode; each point has a tooltip.
 fn line<'p>(svg: &mut String, mode: Mode, points: impl Iterator<Item = &'p Point>) {
     let points: Vec<&Point> = points.collect();
     let path: Vec<String> = points

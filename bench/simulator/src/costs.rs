@@ -1,33 +1,34 @@
-//! What each step costs, measured on a machine.
+//! Costs of each step, measured on a machine.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// A step's price in microseconds of a processor.
+/// Price of a step, in microseconds of a processor.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Price {
-    /// For each transaction.
+    /// Per transaction.
     pub transaction: f64,
-    /// For each row.
+    /// Per row.
     pub row: f64,
-    /// For each byte that is sent.
+    /// Per byte that is sent.
     #[serde(default)]
     pub byte: f64,
 }
 
-/// An applier's prices.
+/// Prices of an applier, in microseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Apply {
-    /// To begin, to look at a transaction, and to clean up.
+    /// Of beginning, checking a transaction, and cleaning up.
     pub transaction: f64,
-    /// How long one that waits looks for itself, before it sleeps; as if that took no processor.
+    /// How long a waiting applier checks its condition before it sleeps; counted as if it used no
+    /// processor.
     pub spin: f64,
-    /// To sleep and be woken.
+    /// Of sleeping and being woken.
     pub wake: f64,
-    /// From being woken to running, without a processor.
+    /// Time from being woken to running, without a processor.
     pub latency: f64,
 }
 
@@ -36,77 +37,77 @@ pub struct Apply {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rows {
-    /// For an inserted row.
+    /// Per inserted row.
     pub insert: f64,
-    /// For an updated row.
+    /// Per updated row.
     pub update: f64,
-    /// For a deleted row.
+    /// Per deleted row.
     pub delete: f64,
-    /// For each of them: microseconds of waiting, without a processor (for WAL buffers, for pages).
+    /// Waiting per row, without a processor (for WAL buffers, for pages), in microseconds.
     pub wait: f64,
-    /// A row's price in a batch, in parts of what it costs otherwise.
+    /// Price of a row in a batch, as a multiple of its price otherwise.
     pub batch: f64,
-    /// All that an applier does, in parts of what it costs where it is alone, where there are
-    /// several: the pages that one has written are in another processor's cache.
+    /// Price of an applier's work if there are several appliers, as a multiple of its price with
+    /// one: pages that one has written are in another processor's cache.
     pub shared: f64,
-    /// The same in batches.
+    /// As `shared`, in batches.
     pub batch_shared: f64,
-    /// A transaction's price in the walsender, where it was measured, instead of [`Costs::decode`].
+    /// Price of a transaction in the walsender, if it was measured; replaces [`Costs::decode`].
     #[serde(default)]
     pub decode: Option<f64>,
-    /// The same in the leader, instead of [`Costs::dispatch`].
+    /// Price of a transaction in the leader, if it was measured; replaces [`Costs::dispatch`].
     #[serde(default)]
     pub dispatch: Option<f64>,
 }
 
-/// What a batch saves.
+/// Prices in a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Batch {
-    /// For each transaction of it, instead of [`Apply::transaction`], which is paid once.
+    /// Per transaction of the batch. [`Apply::transaction`] is paid once for the batch.
     pub transaction: f64,
-    /// To look at a change for consolidation.
+    /// Per change that is checked for consolidation.
     pub consolidate: f64,
 }
 
-/// A commit.
+/// Prices of a commit.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Commit {
-    /// In microseconds of a processor.
+    /// Per transaction, in microseconds of a processor.
     pub transaction: f64,
-    /// A flush, in microseconds; the processor is free meanwhile.
+    /// Duration of a flush, in microseconds; the processor is free meanwhile.
     pub flush: f64,
-    /// A leader that flushes does so once in this many microseconds.
+    /// Interval in microseconds at which a leader flushes.
     pub interval: f64,
 }
 
-/// All of it.
+/// All costs of a machine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Costs {
-    /// Where, when and how it was measured.
+    /// Place, time and method of the measurement.
     pub about: String,
-    /// In the walsender.
+    /// Of the walsender.
     pub decode: Price,
-    /// In the leader, with the dependency tracker.
+    /// Of the leader, with the dependency tracker.
     pub dispatch: Price,
-    /// In an applier.
+    /// Of an applier.
     pub apply: Apply,
-    /// Of each workload; that of `""` for any other.
+    /// Of rows, by workload; the entry `""` is for all others.
     pub rows: BTreeMap<String, Rows>,
-    /// Of it.
+    /// Of batches.
     pub batch: Batch,
-    /// Of it.
+    /// Of commits.
     pub commit: Commit,
-    /// Transactions in flight at most.
+    /// Largest number of transactions in flight.
     pub in_flight: u64,
-    /// Bytes on the way from decoder to leader at most.
+    /// Largest number of bytes on the way from decoder to leader.
     pub pipe: u64,
 }
 
 impl Price {
-    /// Of a transaction.
+    /// Returns the price of a transaction with these rows and bytes.
     #[must_use]
     pub fn of(self, rows: f64, bytes: f64) -> f64 {
         self.transaction + self.row * rows + self.byte * bytes
@@ -114,7 +115,7 @@ impl Price {
 }
 
 impl Costs {
-    /// As though somebody else decoded and handed out.
+    /// Sets the prices of walsender and leader to 0.
     pub fn leave_out_decoder(&mut self) {
         self.decode = Price::default();
         self.dispatch = Price::default();
@@ -124,7 +125,7 @@ impl Costs {
         }
     }
 
-    /// A row's prices in a workload.
+    /// Returns a row's prices in a workload.
     #[must_use]
     pub fn rows_of(&self, workload: &str) -> Rows {
         let any = || self.rows.get("").copied();
@@ -142,10 +143,10 @@ impl Costs {
         })
     }
 
-    /// From JSON.
+    /// Reads costs from JSON.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// A message, if the JSON is invalid.
     pub fn read(text: &str) -> Result<Self, String> {
         serde_json::from_str(text).map_err(|error| error.to_string())
     }

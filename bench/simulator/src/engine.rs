@@ -1,13 +1,13 @@
 //! A discrete event simulation of one subscription: decoder, leader, appliers, flushes. The
-//! dependency tracker and the consolidation are the real ones; time is what the costs say.
+//! dependency tracker and the consolidation are the real ones; times are given by the costs.
 //!
-//! Processors are shared evenly: with more runnable processes than processors, each runs at that
-//! part of its speed. Processes that wait use none.
+//! Processors are shared evenly: if more processes are runnable than there are processors, all run
+//! at the same fraction of full speed. Waiting processes use none.
 //!
-//! What is taken at once is what the ring of transactions hands out: small ones many at a time.
-//! What an applier's work costs more where several share the pages is measured with two. Left out:
-//! that it may cost still more with many (caches, locks on pages and WAL buffers), the network, and
-//! local load. So a prediction for many appliers is the limit that scheduling sets.
+//! Transactions are claimed as from the real ring: small ones in runs. If several appliers share
+//! pages, their work costs more; that is measured with two appliers. Not simulated: a further rise
+//! of that cost with many appliers (caches, locks on pages and WAL buffers), the network, and local
+//! load. So a prediction for many appliers is the limit that scheduling sets.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BinaryHeap, HashSet, VecDeque};
@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use crate::costs::{Costs, Rows};
 use crate::workload::{Operation, Transaction};
 
-/// Keys that the tracker remembers, as the leader's.
+/// Number of keys that the tracker remembers, as in the leader.
 const TRACKED_KEYS: usize = 200_000;
 
 /// The order of commits.
@@ -30,7 +30,7 @@ const TRACKED_KEYS: usize = 200_000;
 pub enum Order {
     /// The provider's.
     Source,
-    /// Any that the dependencies allow.
+    /// Any order that the dependencies allow.
     Relaxed,
 }
 
@@ -40,34 +40,34 @@ pub enum Order {
 pub enum Mode {
     /// One by one, by one applier.
     Serial,
-    /// Each by itself.
+    /// Each transaction by itself.
     Parallel,
-    /// Several as one.
+    /// Several transactions as one.
     Batch,
-    /// Several as one, each row once.
+    /// Several transactions as one, each row once.
     Consolidate,
 }
 
-/// Who waits until commits are flushed.
+/// Process that waits until commits are flushed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Flush {
     /// Nobody.
     None,
-    /// The leader, now and then, for all of them; as Braid does with `synchronous_commit`.
+    /// The leader, at intervals, for all commits; as Braid does with `synchronous_commit`.
     Leader,
-    /// Each applier for its own, after it has passed the turn on; flushes that several wait for are
-    /// one.
+    /// Each applier for its own commit, after the next applier's turn has begun. Several appliers
+    /// share a flush.
     Appliers,
 }
 
-/// What is simulated.
+/// Parameters of a simulation.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Setup {
     /// Appliers.
     pub appliers: usize,
-    /// Processors; 0 for as many as it takes.
+    /// Number of processors; 0 for no limit.
     pub cores: u32,
     /// Order of commits.
     pub order: Order,
@@ -75,46 +75,46 @@ pub struct Setup {
     pub mode: Mode,
     /// Flushes.
     pub flush: Flush,
-    /// Small transactions, too, are taken one by one, and batches are smaller: the leader has found
-    /// that all appliers are faster than one.
+    /// Claim small transactions one by one too, and make batches smaller: the leader has found that
+    /// all appliers are faster than one.
     #[serde(default)]
     pub singly: bool,
 }
 
-/// What came out.
+/// Result of a simulation.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Outcome {
     /// Throughput.
     pub transactions_per_second: f64,
     /// Throughput in rows of the provider.
     pub rows_per_second: f64,
-    /// What sets the limit.
+    /// The resource that sets the limit.
     pub bottleneck: &'static str,
     /// Share of the time that the decoder worked.
     pub decoder: f64,
-    /// The leader.
+    /// Share of the time that the leader worked.
     pub leader: f64,
-    /// The processors, of as many as there are; 0 when they are not limited.
+    /// Share of the processors that was used; 0 if they are not limited.
     #[serde(rename = "processors")]
     pub cores: f64,
-    /// Of the appliers' time: applying and committing.
+    /// Share of the appliers' time: applying and committing.
     pub working: f64,
-    /// Nothing to do.
+    /// Share of the appliers' time: nothing to do.
     pub idle: f64,
-    /// Waiting for a transaction with a common key.
+    /// Share of the appliers' time: waiting for a transaction with a common key.
     #[serde(rename = "waits_for_keys")]
     pub dependency: f64,
-    /// Waiting for the turn to commit.
+    /// Share of the appliers' time: waiting for the turn to commit.
     #[serde(rename = "waits_for_turn")]
     pub turn: f64,
-    /// Waiting for a flush.
+    /// Share of the appliers' time: waiting for a flush.
     #[serde(rename = "waits_for_flush")]
     pub flush: f64,
-    /// Woken, and not yet running.
+    /// Share of the appliers' time: woken, and not running yet.
     pub woken: f64,
-    /// Transactions in a local one, on average.
+    /// Transactions of the source per local transaction, on average.
     pub batch: f64,
-    /// Rows written here, in parts of those written there.
+    /// Rows written here per row written at the provider.
     pub written: f64,
 }
 
@@ -154,15 +154,15 @@ struct Applier {
     state: State,
     since: f64,
     spent: [f64; STATES],
-    /// Transactions in hand.
+    /// Transactions that are applied as one at present.
     unit: Vec<u64>,
-    /// Those of its run that come after them.
+    /// Transactions of the claimed run that come after them.
     rest: VecDeque<u64>,
-    /// It has applied them.
+    /// Whether the transactions of `unit` are applied.
     is_applied: bool,
-    /// It may start when all up to this one are committed.
+    /// `unit` may start when all up to this transaction are committed.
     needs: u64,
-    /// What it has to wait, after its processor time.
+    /// Time to wait after the processor time.
     wait: f64,
 }
 
@@ -192,16 +192,16 @@ struct Engine<'t> {
     setup: Setup,
     trace: &'t [Transaction],
     now: f64,
-    /// Microseconds that a process which was runnable all the time would have run.
+    /// Microseconds that a process would have run that was always runnable.
     shared: f64,
     running: BinaryHeap<Reverse<(Time, Process)>>,
-    /// Appliers that wait for something outside, until then.
+    /// Appliers that wait for something other than a processor, and the end of the wait.
     waits: BinaryHeap<Reverse<(Time, usize)>>,
     flush_ends: Option<f64>,
     last_flush: f64,
-    /// Committed before the last flush.
+    /// Transactions that were committed before the last flush.
     flushed: u64,
-    /// Appliers that the running flush is for, and those that wait for the next one.
+    /// Appliers that wait for the flush in progress; below, those that wait for the next one.
     flushing: Vec<usize>,
     to_flush: Vec<usize>,
     worked: f64,
@@ -216,7 +216,7 @@ struct Engine<'t> {
     committed: u64,
     tracker: DependencyTracker,
     published: Vec<Published>,
-    /// Relaxed: those that may start, and those that wait for all before them.
+    /// Relaxed order: transactions that may start; below, those that wait for all before them.
     ready: BinaryHeap<Reverse<u64>>,
     behind: BinaryHeap<Reverse<(u64, u64)>>,
     appliers: Vec<Applier>,
@@ -226,7 +226,7 @@ struct Engine<'t> {
     keyless: u64,
 }
 
-/// Simulate a trace whose rows have these prices.
+/// Simulates a trace whose rows have these prices.
 #[must_use]
 pub fn simulate(trace: &[Transaction], costs: &Costs, row_prices: Rows, setup: Setup) -> Outcome {
     let setup = Setup {
@@ -314,7 +314,7 @@ impl Engine<'_> {
                 (flush, wait) => flush.or(wait),
             };
             match (outside, next_run) {
-                // Nothing runs and nothing will.
+                // Nothing runs, and nothing will.
                 (None, None) => return,
                 (Some(end), run) if run.is_none_or(|run| end < run) => {
                     self.shared += (end - self.now) * speed;
@@ -337,7 +337,7 @@ impl Engine<'_> {
         }
     }
 
-    /// At which part of its speed each runnable process runs.
+    /// Returns the fraction of full speed at which each runnable process runs.
     fn speed(&self) -> f64 {
         let runnable = self.running.len() as u64;
         if self.setup.cores == 0 || runnable <= u64::from(self.setup.cores) {
@@ -376,7 +376,7 @@ impl Engine<'_> {
         }
     }
 
-    /// An applier has used its processor time; it may have to wait for something outside.
+    /// Called when an applier has used its processor time; it may have to wait for something else.
     fn computed(&mut self, number: usize) {
         let now = self.now;
         match self.appliers.get_mut(number) {
@@ -392,7 +392,7 @@ impl Engine<'_> {
         self.trace.get(place(sequence).checked_sub(1)?)
     }
 
-    /// The decoder goes on if there is something and room for it.
+    /// Lets the decoder go on, if it has input and there is room in the pipe.
     fn decode(&mut self) {
         if self.decoder_runs || self.in_pipe >= self.costs.pipe {
             return;
@@ -410,7 +410,7 @@ impl Engine<'_> {
         self.start(Process::Decoder, price);
     }
 
-    /// The leader goes on if there is something and a descriptor for it.
+    /// Lets the leader go on, if it has input and a free descriptor.
     fn dispatch(&mut self) {
         if self.setup.flush == Flush::Leader && !self.leader_runs && self.flush_is_due() {
             self.leader_runs = true;
@@ -484,8 +484,8 @@ impl Engine<'_> {
         self.employ();
     }
 
-    /// Idle appliers take what there is: one for each run that nobody has taken, and one where none
-    /// is busy.
+    /// Lets idle appliers claim transactions: one applier for each run that is not claimed, and one
+    /// if none is busy.
     fn employ(&mut self) {
         for number in 0..self.appliers.len() {
             let idle = |applier: &Applier| applier.state == State::Idle;
@@ -518,8 +518,7 @@ impl Engine<'_> {
         self.taking().joins()
     }
 
-    /// As the appliers take them. Where there is one applier only, how much it takes at once
-    /// changes nothing.
+    /// Returns the grain by which appliers claim transactions. With one applier it does not matter.
     fn grain(&self) -> Grain {
         let relaxed = self.setup.order == Order::Relaxed;
         let singly = self.setup.singly || self.setup.mode == Mode::Serial;
@@ -534,7 +533,7 @@ impl Engine<'_> {
             .weight(u32::try_from(changes).unwrap_or(u32::MAX))
     }
 
-    /// Whether a whole run waits.
+    /// Whether a whole run is not claimed yet.
     fn has_run(&self) -> bool {
         let run = self.grain().run;
         let mut sum = 0;
@@ -544,7 +543,7 @@ impl Engine<'_> {
         })
     }
 
-    /// Source order: the next run.
+    /// Claims the next run, in source order.
     fn claim(&mut self, number: usize) -> bool {
         let first = self.claimed + 1;
         if first > self.dispatched {
@@ -573,10 +572,10 @@ impl Engine<'_> {
         true
     }
 
-    /// Begin with a local transaction, or wait for what is before it.
+    /// Begins a local transaction, or waits for transactions before it.
     fn take_up(&mut self, number: usize, unit: Vec<u64>) {
         let first = unit.first().copied().unwrap_or(0);
-        // Within a unit the order is kept anyway.
+        // Within a unit the order is kept in any case.
         let before = |sequence: &u64| {
             let entry = self.published.get(place(*sequence))?;
             let edges = entry.all.iter().copied();
@@ -598,7 +597,8 @@ impl Engine<'_> {
         }
     }
 
-    /// Relaxed: any that are ready, and those that depend on nothing but them.
+    /// Claims ready transactions, and transactions that depend on nothing but these, in relaxed
+    /// order.
     fn pick(&mut self, number: usize) -> bool {
         let joined = if self.joins() { self.grain().run } else { 1 };
         let most = (self.ready.len() / self.appliers.len()).clamp(1, joined as usize);
@@ -657,13 +657,13 @@ impl Engine<'_> {
         }
     }
 
-    /// An applier that waited may go on; one that has slept is woken first.
+    /// Lets an applier that waited go on; one that has slept is woken first.
     fn go_on(&mut self, number: usize) {
         let Some(applier) = self.appliers.get(number) else {
             return;
         };
         let latency = self.costs.apply.latency;
-        // One that has nothing to do sleeps at once.
+        // An applier without work sleeps at once.
         let slept = match applier.state {
             State::Idle => self.now > applier.since,
             State::Dependency | State::Turn => self.now - applier.since > self.costs.apply.spin,
@@ -680,7 +680,7 @@ impl Engine<'_> {
         }
     }
 
-    /// Apply what is in hand, or commit it; with this cost before.
+    /// Applies or commits the applier's unit; `before` is a cost in front of it.
     fn work(&mut self, number: usize, before: f64) {
         let Some(applier) = self.appliers.get(number) else {
             return;
@@ -701,7 +701,7 @@ impl Engine<'_> {
         self.start(Process::Applier(number), cost);
     }
 
-    /// What work costs here, in parts of what it costs an applier that is alone.
+    /// Returns the cost of work as a multiple of its cost for a single applier.
     fn share(&self) -> f64 {
         if self.appliers.len() == 1 {
             1.0
@@ -792,7 +792,7 @@ impl Engine<'_> {
             .sum()
     }
 
-    /// An applier has done what it was at.
+    /// Called when an applier has finished its step.
     fn applied(&mut self, number: usize) {
         let Some(applier) = self.appliers.get(number) else {
             return;
@@ -826,7 +826,7 @@ impl Engine<'_> {
         self.decode();
     }
 
-    /// An applier goes on with its run, or takes what there is.
+    /// Lets an applier go on with its run, or claim another one.
     fn next(&mut self, number: usize) {
         self.enter(number, State::Idle);
         let next = self
@@ -953,7 +953,7 @@ impl Engine<'_> {
     }
 }
 
-/// What is full, or what the appliers wait for most.
+/// Returns the resource that is fully used, or what the appliers wait for most.
 fn bottleneck(outcome: &Outcome, commits: f64, setup: Setup) -> &'static str {
     const FULL: f64 = 0.92;
     if outcome.cores >= FULL {
@@ -968,8 +968,8 @@ fn bottleneck(outcome: &Outcome, commits: f64, setup: Setup) -> &'static str {
         "appliers"
     } else if outcome.flush >= outcome.dependency.max(outcome.turn) && outcome.flush > 0.1 {
         "flushes"
-    // Whoever waits for its turn often does so behind one that waits for a key. Relaxed appliers
-    // without a ready transaction are idle.
+    // An applier that waits for its turn often does so behind one that waits for a key. Relaxed
+    // appliers without a ready transaction are idle.
     } else if outcome.dependency * 4.0 >= outcome.turn && outcome.dependency > 0.05
         || setup.order == Order::Relaxed && outcome.idle > 0.15
     {
@@ -1096,7 +1096,7 @@ mod tests {
         };
         let trace = Workload::Single.trace(5_000);
         near(&simulate(&trace, &costs(), rows, setup(1)), 1e6 / 300.0);
-        // They meet at the processors now and then.
+        // The appliers compete for processors now and then.
         let four = simulate(&trace, &costs(), rows, setup(4)).transactions_per_second;
         assert!((3.6e6 / 300.0..4.01e6 / 300.0).contains(&four), "{four}");
     }
@@ -1133,7 +1133,7 @@ mod tests {
         assert!(runs.turn > 0.7, "{runs:?}");
         near(&rate(setup(4, true, Order::Source)), 4e6 / 25.0);
         near(&rate(setup(4, false, Order::Relaxed)), 4e6 / 25.0);
-        // What has more changes is taken one by one.
+        // Transactions with more changes are claimed one by one.
         let trace = Workload::Sysbench.trace(5_000);
         let one = simulate(&trace, &costs(), ROWS, setup(1, false, Order::Source));
         let four = simulate(&trace, &costs(), ROWS, setup(4, false, Order::Source));
@@ -1156,7 +1156,7 @@ mod tests {
         let mut costs = costs();
         costs.apply.latency = 50.0;
         costs.decode.transaction = 1000.0;
-        // It waits for each transaction, and the last one ends that much later.
+        // The applier waits for each transaction, and the last one ends that much later.
         let trace = Workload::Single.trace(10);
         let outcome = simulate(&trace, &costs, ROWS, setup);
         near(&outcome, 10e6 / (10.0 * 1001.0 + 1.0 + 50.0 + 25.0));

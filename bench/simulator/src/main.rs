@@ -1,24 +1,33 @@
-//! How fast the apply engine would be with more appliers than this machine has processors for.
+//! Predicts the speed of the apply engine with more appliers than this machine has processors for.
 //!
 //! ```text
-//! braid-simulator run [--traces DIRECTORY] [--costs FILE] [--out DIRECTORY] [--transactions N] [--cores N] [--no-decoder]
+//! braid-simulator run [--traces DIRECTORY] [--costs FILE] [--out DIRECTORY] [--transactions N]
+//!     [--cores N] [--no-decoder]
 //! braid-simulator costs --results FILE [--results FILE] [--quiet]
-//! braid-simulator check --results FILE [--results FILE] [--traces DIRECTORY] [--costs FILE] [--transactions N] [--within PERCENT]
+//! braid-simulator check --results FILE [--results FILE] [--traces DIRECTORY] [--costs FILE]
+//!     [--transactions N] [--within PERCENT]
 //! braid-simulator record [--transactions N]
 //! braid-simulator trace WORKLOAD [--transactions N]
-//! braid-simulator one --trace FILE [--costs FILE] [--appliers N] [--cores N] [--mode M] [--order O] [--flush F] [--singly] [--rows WORKLOAD]
+//! braid-simulator one --trace FILE [--costs FILE] [--appliers N] [--cores N] [--mode M]
+//!     [--order O] [--flush F] [--singly] [--rows WORKLOAD]
 //! ```
 //!
-//! `--no-decoder` leaves decoder and leader out, to see what the appliers could do. `run` writes
-//! `simulated.json` and `simulated.svg`: throughput for 1 to 64 appliers, per workload and mode,
-//! and what sets the limit at each point; as the leader does, one applier is taken where several
-//! are slower. `costs` prints the costs that follow from a result file of `make bench` with one
-//! applier, and a second one with two and `braid.parallel_apply = always` (`--quiet`: nothing else
-//! ran there), `check` compares with such files, and fails when a point is further away than
-//! `--within`. `record` makes a trace of what the output plugin sends, a frame in hexadecimal
-//! digits on each line of the standard input; `make bench-traces` has it do so for each workload,
-//! and `--traces` says where they are (`WORKLOAD.txt`). Without, and by `trace`, traces are
-//! generated. `one` simulates a trace from a file. Costs are microseconds, in JSON: see `costs.rs`.
+//! `--no-decoder` leaves decoder and leader out, to show what the appliers alone could do.
+//!
+//! - `run` writes `simulated.json` and `simulated.svg`: the throughput with 1 to 64 appliers, by
+//!   workload and mode, and what sets the limit at each point. If several appliers are slower than
+//!   one, one is used, as the leader does.
+//! - `costs` prints the costs that follow from a result file of `make bench` with one applier, and
+//!   a second one with two and `braid.parallel_apply = always` (`--quiet`: nothing else ran on the
+//!   machine).
+//! - `check` compares with such files, and fails if a point is further away than `--within`.
+//! - `record` makes a trace of the output plugin's frames; each line of the standard input is a
+//!   frame in hexadecimal digits. `make bench-traces` calls it for each workload, and `--traces`
+//!   says where the traces are (`WORKLOAD.txt`).
+//! - `trace` generates a trace. `run` and `check` do so too without `--traces`.
+//! - `one` simulates a trace from a file.
+//!
+//! Costs are microseconds, in JSON: see `costs.rs`.
 #![forbid(unsafe_code)]
 
 mod chart;
@@ -44,7 +53,7 @@ const APPLIERS: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
 const MODES: [Mode; 4] = [Mode::Serial, Mode::Parallel, Mode::Batch, Mode::Consolidate];
 const COSTS: &str = include_str!("../costs.json");
 
-/// A point that was simulated.
+/// A simulated point.
 #[derive(Debug, Clone, Serialize)]
 struct Point {
     workload: String,
@@ -54,7 +63,7 @@ struct Point {
     outcome: Outcome,
 }
 
-/// The arguments: names with a value, and flags.
+/// Arguments: names with a value, and flags.
 struct Arguments {
     command: String,
     rest: Vec<String>,
@@ -83,8 +92,8 @@ impl Arguments {
         })
     }
 
-    /// The first transactions of a workload: as they were recorded, if it is said where, else
-    /// generated.
+    /// Returns the first transactions of a workload: recorded ones, if a directory is given, else
+    /// generated ones.
     fn trace_of(
         &self,
         workload: Workload,
@@ -143,8 +152,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Where commits wait for each other, the leader tries one applier and all, and keeps what is
-/// faster.
+/// Simulates as the leader decides: if commits wait for each other, one applier and all are tried,
+/// and the faster setup is kept.
 fn as_the_leader_has_it(trace: &[Transaction], costs: &Costs, rows: Rows, setup: Setup) -> Outcome {
     if setup.order == Order::Relaxed || setup.appliers == 1 {
         return simulate(trace, costs, rows, setup);

@@ -1,5 +1,5 @@
-//! What `make bench` has measured: throughput, and processor time by process. Costs are made of the
-//! drains with one applier, the check takes any.
+//! Results of `make bench`: throughput, and processor time by process. Costs are derived from the
+//! drains with one applier; the check uses all drains.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use serde::Deserialize;
 use crate::costs::{Apply, Batch, Commit, Costs, Price, Rows};
 use crate::engine::{Flush, Mode, Order, Setup};
 
-/// A result file of the bench, as far as it matters here.
+/// A result file of the bench; only the fields that are used.
 #[derive(Debug, Deserialize)]
 pub struct Results {
     at: String,
@@ -40,7 +40,7 @@ struct Drain {
     samples: Vec<serde_json::Value>,
 }
 
-/// A drain's median sample, for each of its transactions.
+/// The median sample of a drain, per transaction.
 #[derive(Debug, Clone, Copy)]
 struct Each {
     rows: f64,
@@ -50,21 +50,21 @@ struct Each {
     appliers: f64,
 }
 
-/// A point to compare with.
+/// A measured point, to compare with a simulated one.
 #[derive(Debug, Clone)]
 pub struct Point {
     /// The simulator's name of the workload.
     pub workload: String,
-    /// How it was run.
+    /// Setup of the measurement.
     pub setup: Setup,
-    /// All appliers took transactions, whatever was faster.
+    /// Whether all appliers claimed transactions, even if one was faster.
     pub always: bool,
-    /// What it gave.
+    /// Measured throughput.
     pub transactions_per_second: f64,
 }
 
 impl Drain {
-    /// The sample in the middle by time; void ones have none.
+    /// Returns the median sample by time; void samples do not count.
     fn each(&self) -> Option<Each> {
         let seconds = |sample: &serde_json::Value| sample.get("seconds")?.as_f64();
         let mut samples: Vec<&serde_json::Value> = self
@@ -103,12 +103,12 @@ impl Drain {
     }
 }
 
-/// What a transaction of a batch costs beside its rows, in parts of what it costs alone.
+/// Cost of a transaction of a batch without its rows, as a multiple of its cost alone.
 const TRANSACTION_IN_BATCH: f64 = 0.1;
-/// What a row of a batch costs where none was measured, in parts of what it costs otherwise.
+/// Cost of a row of a batch, if none was measured, as a multiple of its cost otherwise.
 const ROW_IN_BATCH: f64 = 0.85;
 
-/// The workload's name here.
+/// Returns the simulator's name of a workload.
 fn name(of: &str) -> String {
     match of {
         "tpcb" => "tpcb-10".to_owned(),
@@ -118,10 +118,10 @@ fn name(of: &str) -> String {
 }
 
 impl Results {
-    /// From JSON.
+    /// Reads results from JSON.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// A message, if the JSON is invalid.
     pub fn read(text: &str) -> Result<Self, String> {
         serde_json::from_str(text).map_err(|error| error.to_string())
     }
@@ -138,7 +138,7 @@ impl Results {
         number.and_then(|number| number.parse().ok()).unwrap_or(2)
     }
 
-    /// What there is to compare with.
+    /// Returns the measured points.
     #[must_use]
     pub fn points(&self) -> Vec<Point> {
         let points = self.drains.iter().filter_map(|drain| {
@@ -172,7 +172,7 @@ impl Results {
         points.collect()
     }
 
-    /// Drains of a variant with commit off, by workload.
+    /// Returns the drains of a variant with `synchronous_commit` off, by workload.
     fn drained(&self, variant: &str) -> BTreeMap<&str, Each> {
         let of = |drain: &&Drain| drain.variant == variant && drain.commit == "off";
         self.drains
@@ -182,12 +182,12 @@ impl Results {
             .collect()
     }
 
-    /// Costs of what was measured with one applier, and what they come to where there are several,
-    /// by what was measured `with_two`. `quiet`: nothing else ran, so that time without processor
-    /// time was waiting.
+    /// Returns the costs that follow from measurements with one applier. The costs with several
+    /// appliers follow from `with_two`, measurements with two. `quiet`: nothing else ran, so time
+    /// without processor time was waiting.
     ///
     /// # Errors
-    /// When it was not measured with one applier, or two, or without single-row inserts.
+    /// A message, if it was not measured with one applier, or two, or without single-row inserts.
     pub fn costs(&self, with_two: Option<&Self>, quiet: bool) -> Result<Costs, String> {
         if self.appliers() != 1 || with_two.is_some_and(|with_two| with_two.appliers() != 2) {
             return Err(
@@ -197,7 +197,7 @@ impl Results {
         }
         let measured = self.drained("parallel");
         let batches = self.drained("batch");
-        // What the appliers of two used, in parts of what one did.
+        // Cost with two appliers, as a multiple of the cost with one.
         let shared = |of: &BTreeMap<&str, Each>, variant: &str, workload: &str| {
             let two = with_two.map(|with_two| with_two.drained(variant));
             let two = two.and_then(|two| two.get(workload).copied());
@@ -209,7 +209,8 @@ impl Results {
         let single = measured
             .get("single")
             .ok_or("costs need the workload \"single\"")?;
-        // A row of a large transaction costs no begin and no commit. Without one: half.
+        // A row of a large transaction includes no begin and no commit. Without such a measurement:
+        // half.
         let row_alone = measured
             .get("bulk")
             .map_or(single.appliers / 2.0, |bulk| bulk.appliers / bulk.rows);
@@ -266,7 +267,7 @@ impl Results {
             dispatch: fitted(small().map(|(_, each)| (each.rows, each.leader))),
             apply: Apply {
                 transaction: rounded(fixed * 0.4),
-                // As many looks as an applier takes, at 30 ns each.
+                // As often as an applier looks before it sleeps, at 30 ns each.
                 spin: 12.0,
                 wake: 2.0,
                 latency: 10.0,
@@ -291,7 +292,7 @@ fn rounded(price: f64) -> f64 {
     (price * 100.0).round() / 100.0
 }
 
-/// The line through (rows, cost) that fits best, with no negative price.
+/// Returns the line through (rows, cost) that fits best, without a negative price.
 fn fitted(points: impl Iterator<Item = (f64, f64)>) -> Price {
     let (mut n, mut x, mut y, mut xx, mut xy) = (0.0, 0.0, 0.0, 0.0, 0.0);
     for (rows, cost) in points {
@@ -321,7 +322,7 @@ mod tests {
     use crate::engine::simulate;
     use crate::workload::Workload;
 
-    /// Two appliers need half as much again; a row of a batch costs half.
+    /// With two appliers work costs half as much again; a row of a batch costs half.
     fn results(appliers: usize) -> Results {
         let more = if appliers == 2 { 1.5 } else { 1.0 };
         let process = |title: &str, cpu: f64| serde_json::json!({ "title": title, "cpu": cpu });

@@ -1,15 +1,15 @@
-//! Traces of what a provider really sent: frames of the output plugin, taken apart.
+//! Traces from recorded frames of a provider's output plugin.
 
 use braid_gir::{Operation as Kind, Reader, Record};
 
 use crate::workload::{Change, Operation, Transaction};
 
-/// The transactions of these frames, each of which is a line of hexadecimal digits: what
-/// `pg_logical_slot_peek_binary_changes` gives.
+/// Returns the transactions of these frames, each of which is a line of hexadecimal digits, as
+/// `pg_logical_slot_peek_binary_changes` returns them.
 ///
 /// # Errors
-/// Which line is no frame, or what a trace does not have: whole tables that are truncated, and
-/// transactions that come before they have committed, or prepared.
+/// A message with the line that is no frame, or that has something that a trace can't have:
+/// truncates, and transactions that come before they have committed, or were prepared.
 pub fn transactions(frames: impl Iterator<Item = String>) -> Result<Vec<Transaction>, String> {
     let mut trace = Vec::new();
     let mut in_hand: Option<Transaction> = None;
@@ -75,7 +75,7 @@ mod tests {
         frame.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// An update of a row of one table and the insert of one in another, over three frames.
+    /// Returns three frames: an update of a row of one table, and an insert into another.
     fn frames() -> Vec<Vec<u8>> {
         let none = |_: &mut ImageWriter<'_>| Ok::<(), Error>(());
         let mut begin = Writer::new();
@@ -127,7 +127,7 @@ mod tests {
         let twice = frames.iter().chain(&frames);
         let read = transactions(twice.map(|frame| hexadecimal(frame)));
         assert_eq!(read, Ok(vec![one.clone(), one]));
-        // What has not committed is not there, and what began nowhere is none.
+        // A transaction without a commit is left out; a change without a begin is an error.
         let read = transactions(frames[..2].iter().map(|frame| hexadecimal(frame)));
         assert_eq!(read, Ok(Vec::new()));
         assert_eq!(

@@ -1,13 +1,14 @@
-//! Traces: for each transaction its changes' tables, operations and key hashes, and its bytes. Made
-//! for the workloads of the benchmarks, or read from a file of what a provider really sent.
+//! Traces: for each transaction, its size in bytes and its changes' tables, operations and key
+//! hashes. Generated for the workloads of the benchmarks, or read from a file that was recorded at
+//! a provider.
 //!
-//! As text, a line is a transaction: bytes, then each change as `operation:table:hash[,hash]`
-//! (operation `i`, `u`, `d`; `U` and `D` for those with a barrier on their table; hashes
-//! hexadecimal), separated by blanks. The first hash is of the key that finds the row.
+//! A line of text is a transaction: bytes, then each change as `operation:table:hash[,hash]`,
+//! separated by blanks. The operation is `i`, `u` or `d`; `U` and `D` have a barrier on their
+//! table. Hashes are hexadecimal. The first one is of the key that finds the row.
 
 use std::fmt::Write;
 
-/// What a change does.
+/// Operation of a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation {
     /// Inserts a row.
@@ -21,22 +22,22 @@ pub enum Operation {
 /// A change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
-    /// Its table.
+    /// Number of the table.
     pub table: u32,
-    /// What it does.
+    /// Operation.
     pub operation: Operation,
-    /// It orders with every other change of its table.
+    /// Whether the change is ordered with every other change of its table.
     pub barrier: bool,
-    /// Its writeset.
+    /// Hashes of the row's keys (the writeset).
     pub hashes: Vec<u64>,
 }
 
 /// A transaction.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Transaction {
-    /// Its changes, in order.
+    /// Changes, in order.
     pub changes: Vec<Change>,
-    /// What is sent of it.
+    /// Bytes that are sent.
     pub bytes: u32,
 }
 
@@ -47,14 +48,15 @@ pub enum Workload {
     Single,
     /// sysbench's `oltp_write_only`: delete, insert, two updates, uniform over a million rows.
     Sysbench,
-    /// pgbench's TPC-B, at this scale.
+    /// pgbench's TPC-B, at this scale factor.
     TpcB(u32),
-    /// Updates of one row, by this exponent over ten tables of 100,000 rows.
+    /// Updates of one row, by a Zipf distribution with this exponent over ten tables of 100,000
+    /// rows.
     Zipf(f64),
 }
 
 impl Workload {
-    /// Those that are simulated.
+    /// The workloads that are simulated.
     pub const ALL: [Self; 6] = [
         Self::Single,
         Self::Sysbench,
@@ -64,7 +66,7 @@ impl Workload {
         Self::Zipf(2.0),
     ];
 
-    /// Its name.
+    /// Returns the name of the workload.
     #[must_use]
     pub fn name(self) -> String {
         match self {
@@ -75,7 +77,7 @@ impl Workload {
         }
     }
 
-    /// By name: those above, and any scale and exponent.
+    /// Returns the workload of a name: one of the above, with any scale and exponent.
     #[must_use]
     pub fn by_name(name: &str) -> Option<Self> {
         match name.split_once('-') {
@@ -91,7 +93,7 @@ impl Workload {
         }
     }
 
-    /// A trace of so many transactions, the same each time.
+    /// Returns a trace of `transactions` transactions, the same each time.
     #[must_use]
     pub fn trace(self, transactions: usize) -> Vec<Transaction> {
         let mut random = Random(1);
@@ -153,7 +155,7 @@ fn change(operation: Operation, table: u32, row: u64) -> Change {
     }
 }
 
-/// An insert into a table without a unique key.
+/// Returns an insert into a table without a unique key.
 fn keyless(table: u32, _row: usize) -> Change {
     Change {
         table,
@@ -189,7 +191,8 @@ impl Random {
     }
 }
 
-/// Rows by their rank: the n-th is hit in proportion to n to the power of minus the exponent.
+/// Zipf distribution of rows: the n-th is used in proportion to n to the power of minus the
+/// exponent.
 #[derive(Debug)]
 struct Zipf {
     cumulative: Vec<f64>,
@@ -214,7 +217,7 @@ impl Zipf {
     }
 }
 
-/// A trace as text.
+/// Returns a trace as text.
 #[must_use]
 pub fn write(trace: &[Transaction]) -> String {
     let mut text = String::new();
@@ -240,10 +243,10 @@ pub fn write(trace: &[Transaction]) -> String {
     text
 }
 
-/// A trace from text.
+/// Reads a trace from text.
 ///
 /// # Errors
-/// Which line is none.
+/// A message with the first invalid line.
 pub fn read(text: &str) -> Result<Vec<Transaction>, String> {
     let lines = text.lines().enumerate();
     lines
