@@ -1,4 +1,4 @@
-# Two nodes, both written to: single changes in each direction, then pgbench on both over the same
+# Two nodes, both written to: single changes in each direction, then pgbench on both with the same
 # keys.
 
 use strict;
@@ -21,7 +21,7 @@ subscribe($paris, $tokyo);
 subscribe($tokyo, $paris, copy_data => 'false');
 same_tables([ $tokyo, $paris ], qw(item pgbench_accounts));
 
-# Each kind of change, each way.
+# Each kind of change, in each direction.
 $tokyo->safe_psql('postgres', q[insert into item values (1001, 'from tokyo', 1)]);
 $paris->safe_psql('postgres', q[insert into item values (1002, 'from paris', 2)]);
 converged($tokyo, $paris);

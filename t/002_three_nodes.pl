@@ -1,4 +1,4 @@
-# Three nodes in a full mesh, pgbench on all three over the same keys.
+# Three nodes in a full mesh, with pgbench on all three and the same keys.
 
 use strict;
 use warnings;
@@ -33,11 +33,11 @@ converged(@nodes);
 same_tables(\@nodes, qw(pgbench_branches pgbench_tellers pgbench_accounts pgbench_history));
 is($first->safe_psql('postgres', 'select count(*) from pgbench_history'), $transactions, 'every transaction took effect once');
 
-# Nothing goes in circles: with the writers gone, no node writes any row again.
+# No change goes in circles: without writers, no node writes any row again.
 my $versions = q[select md5(string_agg(ctid::text || xmin::text, ',' order by ctid)) from pgbench_tellers];
 my @before = map { $_->safe_psql('postgres', $versions) } @nodes;
-# What went round would have come by then: each position here comes after what had been received
-# before it.
+# A change that went round would have come by then: each position here is behind everything that had
+# been received before.
 converged(@nodes) for 1 .. 2;
 my @after = map { $_->safe_psql('postgres', $versions) } @nodes;
 is_deeply(\@after, \@before, 'no change comes round again');

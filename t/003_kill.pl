@@ -1,9 +1,9 @@
 # kill -9 of every kind of process on either side, at random moments, while both nodes write: each
 # transaction takes effect once.
 #
-# The ledger has no key, so a row that came twice would stay twice. Each transaction also counts in
-# a row of its own node: what was lost or doubled makes the count differ from the ledger. Rows that
-# both nodes write must converge.
+# The ledger has no key, so a row that was applied twice would be there twice. Each transaction also
+# raises a counter of its own node: after a lost or doubled transaction, counter and ledger differ.
+# Rows that both nodes write must converge.
 
 use strict;
 use warnings;

@@ -1,5 +1,5 @@
-# What cannot be applied stops the subscription, says why, holds its place, and can be continued or
-# left out.
+# A transaction that can't be applied stops the subscription. The subscription says why, holds its
+# place, and can be continued, or the transaction be left out.
 
 use strict;
 use warnings;
@@ -32,7 +32,7 @@ like($status->{last_error}, qr/note/, 'the message names the column');
 like($status->{error_hint}, qr/add|column/i, 'there is a hint');
 like($status->{error_lsn}, qr{^[0-9A-F]+/[0-9A-F]+$}, 'and the position of the transaction');
 
-# It holds its place: what comes after waits too, and nothing was half applied.
+# The subscription holds its place: later transactions wait too, and nothing was applied in part.
 $tokyo->safe_psql('postgres', q[insert into plain values (1, 'after')]);
 $paris->safe_psql('postgres', "select braid.enable_subscription('$name')");
 $status = stopped('the cause is still there');
@@ -73,7 +73,7 @@ $paris->safe_psql('postgres', "select braid.enable_subscription('$name')") if st
 caught_up($paris, $tokyo);
 is($paris->safe_psql('postgres', q[select string_agg(id::text, ',' order by id) from plain]), '1,4', 'that transaction is left out as a whole, the next is there');
 
-# A passing error (here a lock that a trigger says it has not got) is retried without a word to the
+# A passing error (here a trigger that reports a missing lock) is retried without a message for the
 # user.
 $paris->safe_psql('postgres', q[
 	alter table plain drop constraint short;

@@ -1,5 +1,4 @@
-# A provider that goes away and comes back, in each way of going: the subscriber waits, says so, and
-# goes on.
+# A provider goes down and comes back, in each way: the subscriber waits, reports it, and goes on.
 
 use strict;
 use warnings;

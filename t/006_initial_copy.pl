@@ -1,5 +1,5 @@
-# The initial copy: while both nodes are written to, several tables at once, interrupted, and
-# refused where it would clash.
+# The initial copy: while both nodes are written to, of several tables at once, interrupted, and
+# refused if the table has rows.
 
 use strict;
 use warnings;

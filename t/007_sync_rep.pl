@@ -12,8 +12,7 @@ use Time::HiRes qw(time);
 my $tokyo = new_node('tokyo');
 my $paris = new_node('paris', publication => '');
 on_all('create table item (id int primary key)', $tokyo, $paris);
-# As with native subscriptions: commits there flush at once, instead of when the WAL writer comes
-# round.
+# As with native subscriptions: the subscriber flushes at once, without waiting for the WAL writer.
 my $name = subscribe($paris, $tokyo, synchronous_commit => q['on']);
 
 $tokyo->safe_psql('postgres', "alter system set synchronous_standby_names = '$name'");
@@ -21,7 +20,7 @@ $tokyo->reload;
 ok(wait_until(sub { $tokyo->safe_psql('postgres', "select sync_state from pg_stat_replication where application_name = '$name'") eq 'sync' }, 10),
 	'the subscription is the synchronous standby');
 
-# What is committed there is durable here at once; remote_apply: and visible.
+# A commit at the provider is durable here at once; with remote_apply, it is visible too.
 for my $level (qw(on remote_apply))
 {
 	my $late = 0;
@@ -34,7 +33,7 @@ for my $level (qw(on remote_apply))
 	is($late, 0, "synchronous_commit = $level: each row is on the subscriber when the commit returns");
 }
 
-# One commit after another does not wait for a timer of anybody's.
+# Commits one after another do not wait for a timer of any process.
 my $start = time;
 $tokyo->safe_psql('postgres', join '', map { "insert into item values ($_);" } 1001 .. 1050);
 cmp_ok(time - $start, '<', 50, '50 commits in a row take ' . sprintf('%.2f s', time - $start));

@@ -204,8 +204,8 @@ $paris->safe_psql('postgres',
 $tokyo->safe_psql('postgres', join '', map { "update $_ set n = v, v = null where id between 201 and 300;" } @tables);
 converged(@nodes);
 
-# All that PostgreSQL comes with, but for what nobody can write a value of (its own statistics and
-# the like) and rows of its catalogs.
+# All types that PostgreSQL comes with, except those whose values can't be written (its own
+# statistics and the like) and rows of its catalogs.
 my %listed = map { $_ => 1 } map { $tokyo->safe_psql('postgres', "select split_part(format_type('$_'::regtype, null), '(', 1)") } keys %values;
 my @there = split /\n/, $tokyo->safe_psql('postgres', q[
 	select format_type(oid, null) from pg_type t
@@ -234,7 +234,7 @@ for my $type (sort keys %values)
 	is($there, $here, "$type goes into a column of type text, and comes from one");
 }
 
-# A character that the other encoding lacks is an error that says so, not a question mark.
+# A character that the other encoding lacks is an error with a message, not a question mark.
 $tokyo->safe_psql('postgres', $as_utf8 . "insert into $table_of{text} values (999, '日本', null, null)");
 ok(wait_until(sub { status($paris, 'paris_from_tokyo')->{state} eq 'error' }, 20), 'a character without equivalent stops the subscription');
 like(status($paris, 'paris_from_tokyo')->{last_error}, qr/encoding|character/, 'with a message about it');

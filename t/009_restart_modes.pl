@@ -1,5 +1,5 @@
-# A server that stops in any of the three ways stops promptly with subscriptions at work, and goes
-# on where it was. Workers follow the state of their subscription at once.
+# A server with busy subscriptions stops promptly in each of the three modes, and then goes on where
+# it was. Workers follow changes of their subscription's state at once.
 
 use strict;
 use warnings;

@@ -1,5 +1,5 @@
-# Apply behaves as session_replication_role = replica: which triggers fire, that foreign keys are
-# not checked, and what happens to generated, identity, extra and defaulted columns.
+# Changes are applied as with session_replication_role = replica: which triggers fire, foreign keys
+# are not checked, and what happens to generated, identity, extra and defaulted columns.
 
 use strict;
 use warnings;

@@ -1,5 +1,5 @@
 # A role that is no superuser sets up and runs replication with braid_admin alone, over a connection
-# that has a password; nobody's password reaches a log.
+# with a password. No password reaches a log.
 
 use strict;
 use warnings;
@@ -60,7 +60,8 @@ my $position = $tokyo->safe_psql('postgres', q[
 succeeds($paris, "select braid.wait_for_event('tokyo', '$position', '180 s')", 'the position is reached');
 same_tables([ $tokyo, $paris ], 'item');
 
-# Without the password, or with one that nobody asks for, it is refused.
+# Without the password, or with a password that the server does not ask for, the connection is
+# refused.
 my ($code, undef, $error) = as_operator($paris, "select braid.alter_subscription('from_tokyo', dsn => \$\$" . $tokyo->connstr('postgres') . ' user=peer$$)');
 like($error, qr/password is required/, 'a connection string without a password is refused');
 ($code, undef, $error) = as_operator($paris, "select braid.alter_subscription('from_tokyo', dsn => \$\$" . $tokyo->connstr('postgres') . " user=watcher password=$password\$\$)");

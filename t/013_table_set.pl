@@ -1,5 +1,5 @@
-# Tables come and go while a subscription runs: a publication gains and loses some, and one that has
-# gone astray is copied anew, which the provider does not feel.
+# Tables come and go while a subscription runs: a publication gains and loses some. A table that has
+# come to differ is copied again, which the provider does not notice.
 
 use strict;
 use warnings;
@@ -29,8 +29,9 @@ $tokyo->safe_psql('postgres', q[insert into two values (1001, 'streamed')]);
 converged($tokyo, $paris);
 same_tables([ $tokyo, $paris ], qw(one two));
 
-# One goes astray: while paris does not publish it, it loses rows there that nobody hears of. It is
-# copied anew, while tokyo writes, and the truncation that this takes does not come back to tokyo.
+# A table comes to differ: while paris does not publish it, it loses rows there, and no other node
+# gets the deletions. It is copied again, while tokyo writes, and the truncate for that does not
+# come back to tokyo.
 $paris->safe_psql('postgres', q[
 	alter publication braid set (publish = 'insert');
 	delete from one where id <= 500;

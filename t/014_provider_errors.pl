@@ -1,5 +1,5 @@
-# What goes wrong at the provider, or for want of something, is said with a hint; what mends it lets
-# the subscription go on.
+# Failures at the provider, or for lack of a resource, are reported with a hint. The remedy in the
+# hint lets the subscription go on.
 
 use strict;
 use warnings;
@@ -59,8 +59,7 @@ enable($name);
 caught_up($paris, $tokyo);
 same_tables([ $tokyo, $paris ], 'item');
 
-# What was written meanwhile was published by nothing: it must not be left out as if that were
-# right.
+# No publication had the rows that were written meanwhile: they must not be left out silently.
 $tokyo->safe_psql('postgres', 'drop publication braid');
 write_one();
 $status = in_state('error', $name, 'written to without the publication: stops');
@@ -130,7 +129,7 @@ $tokyo->safe_psql('postgres', q[
 ]);
 $tokyo->reload;
 my $dsn = $tokyo->connstr('postgres');
-# A name that is too long for a name server to be asked.
+# A host name that is too long for a name server.
 my $nowhere = 'a' x 70;
 my %wrong = (
 	'wrong password' => "$dsn user=peer password=the-wrong-one",
@@ -143,8 +142,8 @@ for my $case (sort keys %wrong)
 	my ($code, undef, $error) = $paris->psql('postgres', "select braid.alter_subscription('$name', dsn => \$\$$wrong{$case}\$\$)");
 	if ($code != 0)
 	{
-		# It looks at once, which is the better moment; then it has to be right for the subscription
-		# to break later.
+		# create_subscription connects at once, which is the better moment for an error. Here the
+		# connection string becomes wrong later.
 		unlike($error, qr/the-wrong-one/, "$case: no password in the error");
 		$paris->safe_psql('postgres', "with c as (insert into braid.connection (dsn) values (\$\$$wrong{$case}\$\$) returning connection_id)
 			update braid.subscription set connection_id = c.connection_id from c where subscription_name = '$name'");

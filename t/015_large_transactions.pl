@@ -1,6 +1,5 @@
 # Transactions many times the size of the buffer between leader and appliers, values of many
-# megabytes, subtransactions: all of it arrives once, in bounded memory, also when an applier ends
-# in the middle.
+# megabytes, and subtransactions arrive once, in bounded memory. An applier may end in the middle.
 
 use strict;
 use warnings;

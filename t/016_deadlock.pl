@@ -1,6 +1,6 @@
-# Transactions that are independent at the provider collide at the subscriber where nobody could
-# foresee it: through a trigger that says that it sees its row only, and writes another one; and
-# with sessions that lock rows there in another order. Nobody notices.
+# Transactions that are independent at the provider collide at the subscriber where that can't be
+# foreseen: by a trigger that claims to see its own row only, and writes another one; and by
+# sessions that lock rows in another order. Nobody notices.
 
 use strict;
 use warnings;
@@ -42,7 +42,7 @@ $paris->safe_psql('postgres', q[
 
 my $dir = PostgreSQL::Test::Utils::tempdir();
 # Every transaction of the stream changes the one counter, after it has locked a row of its own.
-# Three rows: fewer would go to one applier with others behind them, and meet nobody.
+# Three rows: smaller transactions would go to one applier in runs, and not collide.
 append_to_file("$dir/item.sql", "\\set k random(1, 198)\nupdate item set n = n + 1 where id between :k and :k + 2;\n");
 # At the subscriber: rows locked in any order, and the counter before or after them. SELECT .. FOR
 # UPDATE leaves no trace in the data.

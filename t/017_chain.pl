@@ -1,5 +1,5 @@
-# What a node received goes on to another with origin => 'any', still as its first origin's; in a
-# ring of three it stops there.
+# With origin => 'any', a node passes on what it received, under the first origin. In a ring of
+# three, a change stops where it began.
 
 use strict;
 use warnings;
@@ -104,8 +104,8 @@ for my $round (1 .. 20)
 around();
 same_tables(\@nodes, 'item');
 
-# What all delete finds nothing anywhere else, and is passed on until everybody knows; so is a
-# truncate.
+# Rows that all nodes delete are not found anywhere else. The deletions are passed on until all
+# nodes know them; so is a truncate.
 on_all('delete from item where id between 1000 and 1100', @nodes);
 around();
 same_tables(\@nodes, 'item');
@@ -113,7 +113,7 @@ $oslo->safe_psql('postgres', 'truncate item');
 around();
 is($_->safe_psql('postgres', 'select count(*) from item'), '0', $_->name . ' has truncated') for @nodes;
 
-# Nothing goes round: WAL comes to rest.
+# No change goes in circles: WAL comes to rest.
 my $quiet = wait_until(sub {
 	my $positions = sub { join ' ', map { $_->safe_psql('postgres', 'select pg_current_wal_insert_lsn()') } @nodes };
 	my $one = $positions->();

@@ -1,6 +1,6 @@
 # Rows are found by whatever identifies them: whole rows with duplicates and nulls, keys, chosen
-# indexes; keys change, also in chains and swaps within one transaction; unchanged large values stay
-# what they are.
+# indexes. Keys change, also in chains and swaps within one transaction. Unchanged large values keep
+# their contents.
 
 use strict;
 use warnings;

@@ -1,5 +1,5 @@
-# Two nodes change the same rows while they do not hear of each other. Afterwards they agree, and
-# each has written down what it met, what stayed, and what did not.
+# Two nodes change the same rows while they are cut off from each other. Afterwards they agree. Each
+# has recorded its conflicts, with the winning and the losing rows.
 
 use strict;
 use warnings;
@@ -145,7 +145,7 @@ at('paris', q[insert into item values (15, 'paris', 1)]);
 at('paris', q[delete from item where id = 15]);
 at('tokyo', q[insert into item values (15, 'tokyo', 2)]);
 
-# Both hear of each other again.
+# Both are connected again.
 $_->safe_psql('postgres', "select braid.enable_subscription('$name{ $_->name }')") for @nodes;
 converged(@nodes);
 same_tables(\@nodes, 'item');
@@ -221,7 +221,7 @@ for my $where (sort keys %met)
 	]), '0', 'the versions say who is the winner');
 	is(counted($node{$where}) - $counted{$where}, $node{$where}->safe_psql('postgres', 'select count(*) from braid.conflict_history'), 'as many as were counted');
 }
-# Whole rows, so that what lost can be had back.
+# The history has whole rows, so that losing rows can be restored.
 is($tokyo->safe_psql('postgres', q[select local_row from braid.conflict_history where key->>'id' = '5']), '{"n": 1, "v": "tokyo", "id": 5}', 'a lost row is kept whole');
 
 done_testing();

@@ -1,5 +1,5 @@
-# REPLICA IDENTITY FULL: rows are found by all of their columns, or by a key that is here. A row
-# that becomes equal to another, or that changes outside of its key, meets nothing.
+# REPLICA IDENTITY FULL: rows are found by all of their columns, or by a local key. A row that
+# becomes equal to another, or that changes outside of its key, has no conflict.
 
 use strict;
 use warnings;

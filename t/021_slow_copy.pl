@@ -1,5 +1,5 @@
 # The stream waits for a table that is being copied, for longer than wal_receiver_timeout: the copy
-# goes on, and so does the connection.
+# goes on, and the connection is kept.
 
 use strict;
 use warnings;

@@ -1,5 +1,5 @@
-# What a server lacks is said when a node or a subscription is created: with an SQLSTATE, the
-# setting's name, and what to do.
+# If a server lacks something, creating a node or a subscription reports it with an SQLSTATE, the
+# setting's name, and the remedy.
 
 use strict;
 use warnings;
@@ -16,7 +16,7 @@ my $dsn = $tokyo->connstr('postgres');
 my $create_node = "select braid.create_node('paris', '" . $paris->connstr('postgres') =~ s/'/''/gr . "')";
 my $subscribe = "select braid.create_subscription('s', \$dsn\$$dsn\$dsn\$)";
 
-# That a statement is refused with this SQLSTATE, message and hint.
+# Tests that a statement is refused with this SQLSTATE, message and hint.
 sub refused
 {
 	my ($sql, $state, $message, $hint, $why) = @_;
@@ -83,7 +83,7 @@ for my $case (@at_provider)
 }
 $tokyo->restart;
 
-# One slot, and somebody has it.
+# One slot, and it is in use.
 with_settings($tokyo, "max_replication_slots = 1\n", sub {
 	$tokyo->safe_psql('postgres', "select pg_create_physical_replication_slot('somebody_else')");
 	refused($subscribe, '53400', 'all replication slots of the provider are in use', 'At the provider, drop slots that nobody needs or increase max_replication_slots', 'last slot taken');
@@ -91,7 +91,7 @@ with_settings($tokyo, "max_replication_slots = 1\n", sub {
 });
 $tokyo->restart;
 
-# What this server lacks, also when it was made a node before.
+# Settings that this server lacks, also if it was made a node before.
 my $origins = $paris->safe_psql('postgres', "select name from pg_settings where name in ('max_active_replication_origins', 'max_replication_slots') order by 1 limit 1");
 my @here = (
 	[ 'track_commit_timestamp = off', '55000', 'track_commit_timestamp must be on', 'Set track_commit_timestamp = on .*restart' ],
@@ -106,7 +106,7 @@ for my $case (@here)
 	with_settings($paris, "$settings\n", sub { refused($subscribe, $state, $message, $hint, "subscriber with $settings") });
 }
 
-# The least that is asked for is enough.
+# The smallest values that are accepted are enough.
 with_settings($paris, "max_worker_processes = 7\n$origins = 2\n", sub {
 	is($paris->safe_psql('postgres', 'select count(*) from braid.subscription'), '0', 'nothing was stored');
 	is($tokyo->safe_psql('postgres', 'select count(*) from pg_replication_slots'), '0', 'nor left at the provider');
@@ -118,7 +118,7 @@ with_settings($paris, "max_worker_processes = 7\n$origins = 2\n", sub {
 	refused($subscribe =~ s/'s'(.*)\)/'another'$1, copy_data => false)/r, '53400', 'not enough (replication origins|worker processes) for another subscription', 'Set ', 'no room for a second one');
 });
 
-# A server that no longer loads the library: nobody is made to wait for what can't come.
+# A server that no longer loads the library: no session has to wait for an event that can't come.
 with_settings($paris, "shared_preload_libraries = ''\n", sub {
 	refused("select braid.$_", '55000', 'braid must be loaded when the server starts', 'Add braid to shared_preload_libraries', $_)
 	  for "wait_for_subscription('s')", "wait_for_event('tokyo', 'FFFFFFFF/0')", "enable_subscription('s')", "refresh_subscription('s')", 'sync_event()',
@@ -135,7 +135,8 @@ with_settings($paris, "shared_preload_libraries = ''\n", sub {
 });
 $paris->restart;
 
-# At a provider, its subscribers are told, and go on by themselves.
+# If a provider no longer loads the library, its subscribers report that, and go on by themselves
+# later.
 with_settings($tokyo, "shared_preload_libraries = ''\n", sub {
 	ok(wait_until(sub { status($paris, 's')->{last_error} eq 'the provider reported: braid must be loaded when the server starts' }, 30), 'subscribers say that it is not loaded')
 	  or diag(status($paris, 's')->{last_error});

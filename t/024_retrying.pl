@@ -1,5 +1,5 @@
-# What may pass is tried again, and the status says so whole: message, hint and position, until it
-# is over.
+# Errors that may pass are retried. Until then the status shows the whole error: message, hint and
+# position.
 
 use strict;
 use warnings;
@@ -37,8 +37,7 @@ sub over
 	return;
 }
 
-# An applier fails with something that may pass; all that it said is to be seen, and at which
-# transaction.
+# An applier fails with an error that may pass: the whole error is visible, and its transaction.
 $paris->safe_psql('postgres', q[
 	create function full_up() returns trigger language plpgsql as $$
 	begin
@@ -90,7 +89,7 @@ is($paris->safe_psql('postgres', 'select last_failure_sqlstate, last_failure, la
 unlink @full;
 over('the leader has no room for a transaction');
 
-# So does a copy, which goes on by itself.
+# So is a copy, which goes on by itself.
 $paris->safe_psql('postgres', qq[
 	create or replace function full_up() returns trigger language plpgsql as 'begin raise exception using errcode = ''53100'', message = ''could not extend file''; end';
 	create trigger full_up before insert on item for each row execute function full_up();
@@ -139,8 +138,8 @@ $other->kill_kill;
 $tokyo->safe_psql('postgres', q[insert into item values (2, 'two')]);
 over('the slot is in use');
 
-# A slot that is still in use is no failure, as a leader that starts anew may find its predecessor's
-# walsender there.
+# A slot that is still in use is no failure: a new leader may find its predecessor's walsender
+# there.
 $paris->safe_psql('postgres', "select braid.disable_subscription('$name'); select braid.alter_subscription('$name', disable_on_error => true)");
 ok($tokyo->poll_query_until('postgres', "select not active from pg_replication_slots where slot_name = '$slot'"), 'the slot is let go again');
 $other = read_slot();
@@ -150,7 +149,7 @@ like($status->{last_error}, qr/"$slot" is active/, 'disable_on_error: the messag
 $other->kill_kill;
 over('disable_on_error: the slot is in use');
 
-# With disable_on_error a connection that is lost stops it, and the hint says how to go on.
+# With disable_on_error a lost connection stops it, and the hint says how to go on.
 $tokyo->stop('fast');
 ok(wait_until(sub { ($status = status($paris, $name))->{state} eq 'error' }, 20), 'disable_on_error: stops') or diag(explain($status));
 like($status->{error_hint}, qr/braid\.enable_subscription/, 'and says how to go on');

@@ -1,5 +1,4 @@
-# Slots: one that is there already is read from, if it is one that can be; nobody else's is ever
-# dropped.
+# Slots: an existing slot is used if that is possible. A slot of another owner is never dropped.
 
 use strict;
 use warnings;
@@ -53,7 +52,7 @@ same_tables([ $tokyo, $paris ], 'item');
 is(slots(), 'by_hand', 'no other slot was made');
 is($paris->safe_psql('postgres', q[select phase, slot_name from braid.subscription_detail]), 'stream|by_hand', 'as the details say');
 
-# While it is read from, nobody else can have it.
+# While the slot is in use, no other subscription can use it.
 my $rome = new_node('rome', publication => '');
 $rome->safe_psql('postgres', 'create table item (id int primary key, v text)');
 my ($code, undef, $error) = $rome->psql('postgres',
@@ -63,7 +62,8 @@ like($error, qr/ERROR:  55006: replication slot "by_hand" is in use at the provi
 like($error, qr/DETAIL:  Process \d+ there reads from it/, 'active slot: by whom');
 like($error, qr/HINT:  End that reader, or name another slot/, 'active slot: hint');
 
-# One that its last reader is just leaving is not in use: dropped and created anew without a pause.
+# A slot that its last reader is just leaving does not count as in use: dropped and created again
+# without a pause.
 $paris->safe_psql('postgres', q[select braid.drop_subscription('s', drop_slot => false)]);
 subscribe($paris, $tokyo, name => 's', slot_name => q('by_hand'), create_slot => 'false', copy_data => 'false');
 write_one(5);
@@ -127,7 +127,7 @@ for my $case ([ named => q(, slot_name => 'wanted'), 'wanted' ], [ chosen => '',
 	$tokyo->safe_psql('postgres', "select pg_drop_replication_slot('$slot')");
 }
 
-# The slot that was in the way is gone: it goes on, with a slot of its own.
+# The other slot is gone: the subscription goes on, with a slot of its own.
 $paris->safe_psql('postgres', "select braid.create_subscription('s', \$dsn\$$dsn\$dsn\$, enabled => false)");
 $tokyo->safe_psql('postgres', q[select pg_create_logical_replication_slot('braid_paris_s', 'test_decoding')]);
 $paris->safe_psql('postgres', q[select braid.enable_subscription('s')]);
@@ -147,7 +147,7 @@ is(slots(), 'cut_off', 'under its name');
 $paris->safe_psql('postgres', q[select braid.drop_subscription('s'); truncate item]);
 ok($paris->poll_query_until('postgres', 'select count(*) = 0 from braid.pending_cleanup'), 'and dropped in the end');
 
-# One that was to be created is given a slot that is there instead.
+# A subscription that was to create a slot gets an existing one instead.
 $paris->safe_psql('postgres', "select braid.create_subscription('s', \$dsn\$$dsn\$dsn\$, enabled => false)");
 $tokyo->safe_psql('postgres', q[select pg_create_logical_replication_slot('instead', 'braid')]);
 my $created = $tokyo->safe_psql('postgres', 'select restart_lsn from pg_replication_slots');
@@ -161,7 +161,7 @@ write_one(11);
 ok(wait_until(sub { digest($paris, 'item') eq digest($tokyo, 'item') }, 20), 'given another slot: has all rows');
 is(slots(), 'instead', 'and it is that slot that is read');
 
-# A dropped subscription's slot that somebody reads does not keep others from being dropped.
+# A dropped subscription's slot that is in use does not keep others from being dropped.
 $paris->safe_psql('postgres', q[select braid.drop_subscription('s')]);
 ok($paris->poll_query_until('postgres', 'select count(*) = 0 from braid.pending_cleanup'), 'nothing is left');
 $paris->safe_psql('postgres', "select braid.create_subscription('$_', \$dsn\$$dsn\$dsn\$, copy_data => false); select braid.wait_for_subscription('$_')")

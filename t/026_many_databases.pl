@@ -1,5 +1,5 @@
-# A server with many databases: finding out which have the extension takes no worker processes from
-# those that do.
+# A server with many databases: finding those that have the extension takes no worker processes from
+# them.
 
 use strict;
 use warnings;
@@ -47,7 +47,7 @@ $paris->safe_psql('postgres', "select pg_terminate_backend($supervisor)");
 ok(wait_until(sub { my ($now) = worker_pids($paris, 'braid supervisor'); defined $now && $now != $supervisor }, 20), 'another supervisor');
 $tokyo->safe_psql('postgres', q[insert into item values (3, 'three')]);
 caught_up($paris, $tokyo);
-# It gives one more node a manager, so it has gone through all databases.
+# The supervisor gives one more node a manager, so it has gone through all databases.
 $paris->safe_psql('postgres', 'create database later');
 $paris->safe_psql('later', q[
 	create extension braid;
@@ -59,15 +59,14 @@ my $its_manager = $paris->safe_psql('postgres', $later);
 is_deeply([ grep { $_ ne $its_manager } worker_pids($paris, 'braid manager') ], \@before, 'the same managers, and no second ones');
 $paris->safe_psql('postgres', 'drop database later with (force)');
 ok(wait_until(sub { managers() eq 'node_too,postgres' }, 30), 'two again');
-# One of these ends, and is replaced though nobody who started it is there.
+# One of these ends, and is replaced though the process that started it is gone.
 $paris->safe_psql('postgres', "select pg_terminate_backend($before[0])");
 ok(wait_until(sub { my @now = worker_pids($paris, 'braid manager'); @now == 2 && "@now" ne "@before" }, 20), 'a manager that ends is replaced');
 $tokyo->safe_psql('postgres', q[insert into item values (4, 'four')]);
 caught_up($paris, $tokyo);
 same_tables([ $tokyo, $paris ], 'item');
 
-# A database that goes leaves nothing in shared memory: as many subscriptions fit in again as
-# before.
+# A dropped database leaves nothing in shared memory: as many subscriptions fit in as before.
 my $dsn = $tokyo->connstr('postgres');
 $paris->append_conf('postgresql.conf', "braid.max_subscriptions = 2\nmax_worker_processes = 20\n");
 $paris->restart;

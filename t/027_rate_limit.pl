@@ -1,5 +1,6 @@
-# braid.set_rate_limit: how fast a subscriber reads is held to what was set, also while it runs, for
-# streaming and for the initial copy, and the provider's walsender does not take it for dead.
+# braid.set_rate_limit: a subscriber reads as fast as the limit allows, and follows changes of the
+# limit while it runs, in streaming and in the initial copy. The provider's walsender does not take
+# it for dead.
 
 use strict;
 use warnings;
@@ -101,13 +102,13 @@ cmp_ok(seconds_to_catch_up(), '<', 5, 'without a limit: the rest at once');
 ok(wait_until(sub { throttled() eq 'f' }, 5), 'not throttled any more');
 same_tables([ $tokyo, $paris ], 'small');
 
-# One transaction of many rows is held to it as well; so slowly that the provider would give up a
-# reader that says nothing.
+# A transaction of many rows is limited as well, so slowly that the provider would give up a silent
+# reader.
 limit('rows_per_second => 2000');
 $tokyo->safe_psql('postgres', 'insert into small (v) select generate_series(1, 16000)');
 my $seconds = seconds_to_catch_up();
 note(sprintf '16000 rows at 2000/s: %.1f s', $seconds);
-# What the last message of a quarter MB is worth is not waited for.
+# The last message of a quarter MB is not waited for.
 cmp_ok($seconds, '>', 4, 'a large transaction takes its time');
 cmp_ok($seconds, '<', 20, 'but not for ever');
 
@@ -121,7 +122,7 @@ note(sprintf '2 MB at 500 kB/s: %.1f s', $seconds);
 cmp_ok($seconds, '>', 3, 'bytes: not faster than the limit');
 cmp_ok($seconds, '<', 10, 'nor much slower');
 limit('bytes_per_second => 1000');
-# Until the leader has heard of it.
+# Until the leader has the new limit.
 sleep 2;
 my $wide = count('wide');
 write_wide(1) for 1 .. 20;

@@ -1,6 +1,6 @@
-# A peer that sends garbage, stalls, or closes the connection in the middle of a record: an error,
-# another attempt, nothing lost and nothing twice, and nobody crashes. At random places of the
-# stream, under load.
+# A peer sends garbage, stalls, or closes the connection in the middle of a record, at random places
+# of the stream, under load. The subscriber reports an error and tries again. Nothing is lost or
+# applied twice, and no process crashes.
 
 use strict;
 use warnings;
@@ -44,7 +44,7 @@ my $load = IPC::Run::start(
 	[ 'sh', '-c', "while [ ! -e $dir/stop ]; do pgbench -n -c 2 -R 300 -T 1 --max-tries=1000 -h " . $tokyo->host . ' -p ' . $tokyo->port . " -f $dir/load.sql postgres; done" ],
 	'<', \undef, '>', '/dev/null', '2>', '/dev/null');
 
-# What the log says then, of the subscription or of a statement that it sent to the provider.
+# The log's message, about the subscription or about a statement that it sent to the provider.
 # Garbage may look like anything to libpq, and to the reader of records.
 my %said = (
 	garbage => qr/connection to the provider: |from the provider|silent for longer than wal_receiver_timeout/,

@@ -1,6 +1,5 @@
-# A leader that starts anew reports where its predecessor had come to. What was applied up to there
-# but never flushed must not be reported: a crash would take it, and the provider would never send
-# it again.
+# A new leader confirms the position that its predecessor had reached. It must not confirm commits
+# that were never flushed: a crash would lose them, and the provider would not send them again.
 
 use strict;
 use warnings;
@@ -24,7 +23,7 @@ my $unflushed = 0;
 for my $round (1 .. 9)
 {
 	last if $round > 3 && $unflushed;
-	# Appliers go on with what the leader has handed out while it stands still.
+	# Appliers work on what the leader has handed out, while the leader is stopped.
 	my ($leader) = wait_for_worker($paris, 'braid leader');
 	my $before = $paris->safe_psql('postgres', 'select count(*) from note');
 	my $from = $round * 20_000;

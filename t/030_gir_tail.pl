@@ -1,6 +1,6 @@
-# gir-tail follows a slot: each format, killed and gone on with, the server restarted under it,
-# until a position; and a reader in another language, written from the protocol's document alone,
-# says the same of the same bytes.
+# gir-tail follows a slot: in each format, killed and continued, with a restart of the server, and
+# up to a position. A reader in another language, written from the protocol's document alone, reads
+# the same from the same bytes.
 
 use strict;
 use warnings;
@@ -73,7 +73,7 @@ unlike($text, qr/later/, 'nothing beyond the position');
 is(join('', grep { /^(INSERT|UPDATE|DELETE)/ } split(/^/, $text)) =~ tr/\n//, 1, 'the next run goes on there');
 like($text, qr/later/, 'with what came since');
 
-# JSON: what the SQL function gives, and the records of the binary format.
+# JSON: the output of the SQL function, and the records of the binary format.
 $node->safe_psql('postgres', q[
 	select pg_create_logical_replication_slot('json', 'braid');
 	insert into kinds values (1, true, 9007199254740993, 0.1, 0.1, 1.50, 'it''s "é"', '\xdead', '2024-02-29', '2024-02-29 12:30:00.5', '2024-02-29 12:30:00+05:30', null, null, null),
@@ -142,7 +142,7 @@ my $rows = $ENV{BRAID_TEST_ROWS} // 3000;
 $file = "$dir/killed";
 $node->safe_psql('postgres', q[select pg_create_logical_replication_slot('killed', 'braid'); truncate items]);
 my $writer_err = '';
-# Not through standard input, which is written only while somebody waits for the program.
+# Not through standard input, which is written only while the test waits for the program.
 my $writer = IPC::Run::start([ 'psql', '-XAtq', '-v', 'ON_ERROR_STOP=1', '-d', $dsn, '-c',
 	"do \$\$ begin for i in 1 .. $rows loop insert into items values (i, repeat('x', i % 700)); if i % 3 = 0 then commit; end if; if i % 60 = 0 then perform pg_sleep(0.1); end if; end loop; end \$\$" ],
 	'<', \'',
@@ -165,7 +165,7 @@ is($writer_err, '', 'the writer wrote');
 $tail = IPC::Run::start(\@command, '2>>', $log);
 my $half = lsn();
 ok(wait_until(sub { $node->safe_psql('postgres', "select confirmed_flush_lsn >= '$half' from pg_replication_slots where slot_name = 'killed'") eq 't' }, 60), 'it has caught up');
-# The server goes and comes back: it connects again by itself.
+# The server is restarted: the program connects again by itself.
 $node->restart;
 $node->safe_psql('postgres', "insert into items values ($rows + 1, 'after the restart')");
 ok(wait_until(sub { slurp_file($file) =~ /after the restart/ }, 60), 'it goes on after a restart of the server');
@@ -198,7 +198,7 @@ for my $version (1, 2)
 	is($out, '', 'and once');
 }
 
-# What was confirmed is in the file, however the program ends: SIGTERM, kill -9, a lost connection,
+# Confirmed records are in the file, however the program ends: SIGTERM, kill -9, a lost connection,
 # a position to end at.
 sub confirmed
 {
@@ -213,7 +213,7 @@ sub free
 	return wait_until(sub { $node->safe_psql('postgres', "select not active from pg_replication_slots where slot_name = '$slot'") eq 't' }, 60);
 }
 
-# Objects of a file; with pieces put together.
+# Objects of a file, put together from their chunks.
 sub objects
 {
 	my ($text) = @_;
@@ -341,7 +341,7 @@ for my $format (sort keys %of)
 	is($missing->(), 0, "$format: with all of its rows");
 	ok((grep { $_ =~ $like->{segment} } lines($file)) > 1, "$format: which came in segments");
 
-	# Confirmed while another still runs, killed, gone on with.
+	# Confirmed while another transaction is in progress, killed, continued.
 	$follow->();
 	my $open = $node->background_psql('postgres');
 	my $running = $large->('commit') =~ s/ commit;$//r;

@@ -1,6 +1,6 @@
-# Transactions that share no key at the provider but collide at the subscriber: through unique
-# indexes, exclusion constraints and triggers that only the subscriber has. The leader knows, and
-# orders them beforehand: nothing is applied twice.
+# Transactions that share no key at the provider conflict at the subscriber, through unique indexes,
+# exclusion constraints and triggers that only the subscriber has. The leader knows these and orders
+# the transactions beforehand, so none is applied twice.
 
 use strict;
 use warnings;

@@ -1,7 +1,7 @@
-# The format wal2json against wal2json itself: two slots over the same WAL, everything that they say
-# compared byte by byte. Tables, types, values, identities, transactions and options are generated;
-# BRAID_SEED repeats a run, BRAID_WAL2JSON_ROUNDS=n makes a longer one. Where wal2json 2.5 writes
-# what is no JSON, what its later versions write is expected.
+# The format wal2json compared with wal2json itself: two slots over the same WAL, whose output must
+# be the same, byte for byte. Tables, types, values, identities, transactions and options are
+# generated. BRAID_SEED repeats a run, BRAID_WAL2JSON_ROUNDS=n makes a longer one. If wal2json 2.5
+# writes invalid JSON, the output of its later versions is expected.
 
 use strict;
 use warnings;
@@ -26,7 +26,7 @@ sub pick { return $_[ int rand @_ ]; }
 sub chance { return rand() < $_[0]; }
 
 my $conf = "max_replication_slots = 20\nmax_wal_senders = 20\nlogical_decoding_work_mem = 64kB\n";
-# Nothing may commit between one slot's turn and the other's.
+# Nothing may commit between the reads of the two slots.
 $conf .= "autovacuum = off\n";
 $conf .= "output_plugin_libraries = 'braid, wal2json'\n"
   if slurp_file($ENV{BRAID_NODE_CONF}) =~ /output_plugin_libraries/;
@@ -136,8 +136,8 @@ my @key_types = ('int', 'bigint', 'text', 'uuid', 'timestamptz', 'numeric', 'var
 my @column_names = ('a', 'b c', 'C"q', 'd\\e', 'naïve', 'select', "tab\tbed", 'f', 'g', 'h', 'i', 'j', 'k', 'l', 'm');
 sub quoted { my ($name) = @_; $name =~ s/"/""/g; return qq["$name"]; }
 
-# A value; a list of several columns' values of integers is made distinct by the caller where it
-# must be.
+# Returns a value. The caller makes lists of several integer columns' values distinct if they must
+# be.
 sub value { my ($type) = @_; return 'cast(' . pick(@{ $types{$type} }) . " as $type)"; }
 sub nullable { my ($column) = @_; return $column->{not_null} || chance(0.75) ? value($column->{type}) : 'null'; }
 
@@ -197,8 +197,8 @@ sub make_table
 		push @sql, "alter table $full alter column " . quoted($column->{name}) . " set storage external"
 		  if $column->{type} =~ /^(text|bytea|json)$/ && chance(0.5);
 	}
-	# What is below another table has columns at other positions than that, and an identity of its
-	# own. Rows move between partitions.
+	# A table below another one has its columns in another order, and an identity of its own. Rows
+	# move between partitions.
 	my @below;
 	if ($tree)
 	{
@@ -227,7 +227,7 @@ sub change
 			my $id = $table->{next}++;
 			push @rows, '(' . join(', ', map { $_->{name} eq 'id' ? $id : $_->{default} && chance(0.3) ? 'default' : nullable($_) } @columns) . ')';
 		}
-		# Partitions get their rows through the table that they are of, children only by themselves.
+		# Partitions get their rows through the partitioned table, children directly.
 		my $into = $table->{tree} eq 'inherited' ? pick($table->{full}, map { quoted($table->{schema}) . '.' . quoted($_) } @{ $table->{below} }) : $table->{full};
 		return "insert into $into (" . join(', ', map { quoted($_->{name}) } @columns) . ') values ' . join(', ', @rows);
 	}
@@ -313,14 +313,13 @@ sub transaction
 	{
 		my $table = pick(@tables);
 		my $statement = chance(0.04) ? alter($table) : chance(0.08) ? emit(chance(0.7)) : change($table);
-		# Whether a statement fails (a duplicate key, a null) does not matter, but it must not take
-		# the others along.
+		# A statement may fail (a duplicate key, a null), but the failure must not undo the others.
 		push @body, "savepoint s", $statement, chance(0.05) ? "rollback to s" : "release s";
 	}
 	return ('begin', @body, chance(0.05) ? 'rollback' : 'commit');
 }
 
-# Statements, one at a time; failures are expected, and their savepoints are left.
+# Runs statements one at a time. Failures are expected, and are rolled back to the savepoint.
 sub run_all
 {
 	my (@statements) = @_;
@@ -330,7 +329,7 @@ sub run_all
 	return $err;
 }
 
-# What a slot says, warnings included. The binary functions give the same bytes.
+# Returns the output of a slot, warnings included. The binary functions give the same bytes.
 sub ask
 {
 	my ($function, $slot, $until, $settings, @options) = @_;
@@ -341,7 +340,7 @@ sub ask
 		'postgres', "$settings; select lsn, xid, $data from pg_logical_slot_${function}_changes(\$o\$$slot\$o\$, $until$list)",
 		stdout => \$out, stderr => \$err, on_error_stop => 0, on_error_die => 0,
 		extra_params => [ '-v', 'VERBOSITY=verbose' ]);
-	# Where in whose source, and in which callback; the hint is Braid's own.
+	# Not compared: the place in the source, the callback, and Braid's own hint.
 	$err =~ s/^(LOCATION|CONTEXT|HINT): .*\n?//mg;
 	$err =~ s/^psql:<stdin>:\d+: //mg;
 	return ($out, $err);
@@ -354,7 +353,7 @@ sub peek
 }
 
 # wal2json 2.5 puts a comma before a message that is not transactional, if the transaction before
-# had several changes, and writes names of types that start with a quote as they are (but for
+# had several changes. It writes names of types that start with a quote unchanged (except for
 # arrays, if not in the list of a primary key).
 sub repaired
 {
@@ -428,7 +427,7 @@ sub some_options
 	}
 	push @options, list_option() while chance(0.6);
 	return @options if chance(0.5);
-	# In any order, and some of them again, with another value.
+	# Options in any order, some of them twice, with another value.
 	my @pairs = map { [ splice @options, 0, 2 ] } 1 .. @options / 2;
 	for my $pair (@pairs[ 0 .. $#pairs ])
 	{
@@ -437,7 +436,7 @@ sub some_options
 	return map { @$_ } sort { rand() <=> 0.5 } @pairs;
 }
 
-# An option that is a list. Those that come several times are the ones whose members add up, or not.
+# An option that is a list. If it is given several times, the lists may add up or not.
 sub list_option
 {
 	my $option = pick('actions', 'filter-tables', 'filter-tables', 'add-tables', 'filter-origins', 'filter-msg-prefixes', 'add-msg-prefixes');
@@ -447,7 +446,7 @@ sub list_option
 	return ($option, pick('p', 'wal2json, p', 'a\\ b', '', 'nothing', "\x0bp\x0b"));
 }
 
-# What pg_recvlogical makes of options, some of which have no value.
+# Options for pg_recvlogical, some of which have no value.
 sub arguments
 {
 	my (@options) = @_;
@@ -459,7 +458,8 @@ sub arguments
 	return @arguments;
 }
 
-# All there is up to a position, through the replication protocol, as pg_recvlogical writes it.
+# Returns all output up to a position, through the replication protocol, as pg_recvlogical writes
+# it.
 sub received
 {
 	my ($slot, $end, @options) = @_;
@@ -483,7 +483,7 @@ sub same_received
 	$text{theirs} = repaired($text{theirs});
 	my $count = () = $text{theirs} =~ /\n/g;
 	$records += $count;
-	# Equal errors are not what is wanted here.
+	# Equal errors are not expected here.
 	my $equal = $text{theirs} eq $text{ours} && $warned{theirs} eq $warned{ours} && $warned{ours} !~ /error:/;
 	ok($equal, 'pg_recvlogical ' . join(' ', arguments(@options)) . ": $count lines") or do {
 		first_difference($text{theirs}, $text{ours});
@@ -492,7 +492,7 @@ sub same_received
 	return;
 }
 
-# What is taken from a slot, in pieces, is gone from it; both are then at the same position.
+# Output that was read in parts is removed from the slot; both slots are then at the same position.
 sub same_taken
 {
 	my ($function, @options) = @_;
@@ -556,7 +556,7 @@ for my $round (1 .. $rounds)
 			push @work, transaction();
 		}
 	}
-	# One that is larger than what is gathered in one piece on the way.
+	# A record that is larger than the chunks in which output is collected.
 	push @work, 'create table large' . $round . ' (id int primary key, v text)',
 	  'insert into large' . $round . q[ select i, 'row ' || i from generate_series(1, 3000) i];
 	run_all(@work);
@@ -587,7 +587,7 @@ for my $round (1 .. $rounds)
 		same_received($end, @$options);
 	}
 	next if $round < $rounds;
-	# Given again, with another value, an empty one, or none.
+	# Options that are given again, with another value, an empty one, or none.
 	for my $options (
 		(map { [ 'format-version' => 2, $_ => table_list(), $_ => pick(table_list(), '') ], [ $_ => table_list(), $_ => table_list(), $_ => undef ] } 'filter-tables', 'add-tables'),
 		(map { [ 'format-version' => 2, $_ => 'p', $_ => pick('a\\ b', 'wal2json', '') ], [ 'format-version' => 2, $_ => 'p', $_ => undef ] } 'filter-msg-prefixes', 'add-msg-prefixes'),
@@ -601,7 +601,7 @@ for my $round (1 .. $rounds)
 }
 cmp_ok($records, '>', 5_000, "records compared: $records");
 
-# Options that are wrong: message and SQLSTATE. (What is not known to both is left out:
+# Wrong options: message and SQLSTATE. (Options that only one of them knows are left out:
 # numeric-data-types-as-string came after 2.5.)
 my @wrong = ([ 'foo', 'bar' ], [ 'foo', '' ], [ 'include-unchanged-toast', '1' ], [ 'Include-Xids', '1' ], [ 'include-xids', '1', 'foo', 'x', 'include-lsn', 'bad' ]);
 push @wrong, [ $_, 'bad' ], [ $_, '' ], [ $_, 'o' ], [ $_, ' on' ] for @switches;

@@ -1,6 +1,6 @@
-# A reader of JSON over the replication protocol: what was committed arrives at once when nothing
-# follows it, in order and whole when much does, and nothing is lost or missing when the reader is
-# stopped at any time and comes again.
+# A reader of JSON over the replication protocol. A commit arrives at once if nothing follows it;
+# under load the output is in order and complete. Nothing is lost if the reader is stopped at any
+# time and comes back.
 
 use strict;
 use warnings;
@@ -96,7 +96,7 @@ ok(defined arrives(qr/\[$last,"row $last"\]\}\]\}\n\z/, 20), 'version 1 too');
 $node->safe_psql('postgres', "call burst(" . ($last + 1) . ", " . ($last + 3000) . ")");
 $last += 3000;
 $node->stop('fast');
-# It would try to connect again for ever.
+# The reader would try to connect again without end.
 $reader->signal('INT');
 $reader->finish;
 like(slurp_file($file), qr/\[$last,"row $last"\]\}\]\}\n\z/, 'a server that stops sends what there is before it ends');

@@ -1,6 +1,6 @@
 # kill -9 of random processes of provider and subscriber for twenty seconds, in apply mode parallel:
-# each transaction takes effect once. For half of it one applier does all unless more prove faster,
-# for half of it all do.
+# each transaction takes effect once. For half of the time the leader chooses between one applier
+# and all, for the other half all are used.
 
 use strict;
 use warnings;

@@ -1,6 +1,6 @@
-# Apply mode batch: a backlog is committed in far fewer transactions than it came in, and nothing
-# else differs: tables of every kind, a transaction that can't be applied in the middle, changes of
-# the subscriber's tables meanwhile.
+# Apply mode batch: a backlog is committed in far fewer transactions than at the provider, with the
+# same result. Tables of every kind, a transaction in the middle that can't be applied, and changes
+# of the subscriber's tables meanwhile.
 
 use strict;
 use warnings;
@@ -122,8 +122,8 @@ here('drop trigger note on line');
 then_row(q[select count(*) from fired where name = 'line'], '1', 'and fires no more');
 finish_pgbench($load);
 caught_up($paris, $tokyo);
-# What ALTER TABLE rewrites is this node's own from then on: a change that was on its way would lose
-# to that.
+# Rows that ALTER TABLE rewrites become this node's own: a change that was on its way would lose
+# against them.
 here('alter table line alter v type bigint');
 then_row('select v = k from line where k = $k', 't', 'a column has another type');
 here('vacuum analyze line; alter table line add column g bigint generated always as (v + 1) stored');

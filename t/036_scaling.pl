@@ -1,5 +1,5 @@
-# The number of appliers follows the load between its limits, without a restart of anything, and
-# each change says why.
+# The number of appliers follows the load between its limits, without restarts. Each change has a
+# recorded reason.
 
 use strict;
 use warnings;
@@ -13,7 +13,7 @@ my $tokyo = new_node('tokyo');
 my $paris = new_node('paris', publication => '',
 	conf => "braid.appliers_per_subscription = 4\nbraid.min_appliers_per_subscription = 1\n");
 on_all('create table item (id int primary key, n int not null)', $tokyo, $paris);
-# Each row takes five milliseconds here, of nobody's processor.
+# Each row takes five milliseconds here, without using a processor.
 $paris->safe_psql('postgres', q[
 	create function dawdle() returns trigger immutable language plpgsql as $$ begin perform pg_sleep(0.005); return new; end $$;
 	create trigger dawdle before insert or update on item for each row execute function dawdle();
@@ -44,7 +44,7 @@ my @up = changes();
 is_deeply([ map { [ @$_[ 0, 1 ] ] } @up ], [ [ 1, 2 ], [ 2, 4 ] ], 'twice doubled');
 like($_->[2], qr/^doubled: the load is \d+ % of the appliers' time$/, "because: $_->[2]") for @up;
 
-# Nothing to do: after half a minute half as many, while a little goes on.
+# Nothing to do: after half a minute half as many appliers, with a little load.
 for my $i (1 .. 60)
 {
 	$tokyo->safe_psql('postgres', "update item set n = n + 1 where id = $i");

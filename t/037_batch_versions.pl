@@ -1,7 +1,7 @@
-# A batch has one commit, but its rows have the versions of the provider's transactions: a change of
-# a third node that is newer than a row of the batch and older than the batch wins at every node,
-# and one that is older than both loses; for updates and for deletes, before and after a rewrite of
-# the table and a restart.
+# A batch is one commit, but its rows have the versions of the provider's transactions. A third
+# node's change that is newer than a row of the batch and older than the batch wins at every node;
+# one that is older than both loses. For updates and deletes, before and after a rewrite of the
+# table and a restart.
 
 use strict;
 use warnings;
@@ -78,7 +78,7 @@ sub round
 	# Nobody but tokyo sees what lima does until later, and lima does not see tokyo's.
 	switch('disable', $paris, $lima);
 	switch('disable', $lima, $tokyo);
-	# What paris applies next waits for this session; so all that follows is one batch.
+	# The next transaction at paris waits for this session, so all that follows is one batch.
 	my $gate = $paris->background_psql('postgres', on_error_stop => 1);
 	$gate->query_safe("begin; select * from gate where k = $round for update");
 	value($tokyo, "update gate set v = 1 where k = $round");

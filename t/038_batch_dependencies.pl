@@ -1,5 +1,5 @@
-# Apply mode batch: a transaction that depends on one of its own batch and on an earlier one that
-# another applier has not committed yet waits for that one, in either order of commits.
+# Apply mode batch: a transaction depends on one of its own batch, and on an earlier one that
+# another applier has not committed yet. It waits for that one, in either commit order.
 
 use strict;
 use warnings;
@@ -26,7 +26,7 @@ for my $mode ('source', 'relaxed')
 		disable($paris, $name);
 		on_all('truncate kv, filler', $tokyo);
 		my $psql = '';
-		# Too large for a batch, so that an applier takes it alone; and it is held up here before it
+		# Too large for a batch, so an applier claims it alone. It waits for a lock here before it
 		# has inserted anything.
 		$psql .= "begin; update held set n = n + 1; insert into filler select -i from generate_series(1, 200) i; insert into kv values (1, 0); commit;\n";
 		# The other applier takes all of these at once.

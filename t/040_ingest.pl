@@ -1,6 +1,6 @@
-# A source that sends again whatever it has no answer for: kill -9 of the server before and after
-# the commit of braid.ingest, at random moments. Each record takes effect once, and the position
-# goes with the rows.
+# A source sends again everything that was not confirmed: kill -9 of the server before and after the
+# commit of braid.ingest, at random moments. Each record takes effect once, and the position is
+# committed with the rows.
 
 use strict;
 use warnings;
@@ -42,7 +42,7 @@ is($node->safe_psql('postgres', $state), '10|10|t', 'killed after the commit: al
 is($node->safe_psql('postgres', $call->(5, 15)), '5|6', 'what was sent again is skipped');
 is($node->safe_psql('postgres', $state), '15|15|t', 'and the rest is there once');
 
-# At random moments. The source goes on from what it knows to be done.
+# At random moments. The source goes on from the position that it knows to be confirmed.
 my $seed = $ENV{BRAID_TEST_SEED} // int(rand(1_000_000));
 srand($seed);
 note("seed $seed");

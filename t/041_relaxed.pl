@@ -1,6 +1,6 @@
-# commit_order => 'relaxed': a transaction is committed as soon as what it depends on is, whatever
-# is before it. One that is held up here does not hold up those behind it, but nothing counts as
-# applied beyond it; and every row ends as at the provider.
+# commit_order => 'relaxed': a transaction is committed as soon as its dependencies are, even if
+# earlier ones are not. A transaction that has to wait here does not delay those behind it, but
+# nothing behind it counts as applied. Every row ends as at the provider.
 
 use strict;
 use warnings;
@@ -22,8 +22,8 @@ $tokyo->safe_psql('postgres', 'insert into hot select k from generate_series(1, 
 my $name = subscribe($paris, $tokyo, commit_order => "'relaxed'");
 is($paris->safe_psql('postgres', "select commit_order from braid.subscription_detail where name = '$name'"), 'relaxed', 'the order is shown');
 
-# What is applied is up to the transaction that is held up, as the status, the origins, the provider
-# and whoever waits for an event see it.
+# The applied position is that of the waiting transaction, in the status, the origins, at the
+# provider, and for sessions that wait for an event.
 sub positions
 {
 	my $applied = $paris->safe_psql('postgres', "select applied_lsn from braid.subscription_detail where name = '$name'");
@@ -70,8 +70,8 @@ ok(before($confirmed, $held), "the provider knows of $confirmed");
 my ($rc, $out, $err) = $paris->psql('postgres', "select braid.wait_for_event('tokyo', '$event', '500 ms')");
 like($err, qr/timeout expired/, 'an event behind it has not come');
 
-# The leader starts anew meanwhile: what was ahead is not applied twice, whatever the order from
-# then on.
+# The leader is restarted meanwhile: transactions that were ahead are not applied twice, in either
+# order from then on.
 for my $order ('source', 'relaxed')
 {
 	my ($pid) = $paris->safe_psql('postgres', "select leader_pid from braid.subscription_detail where name = '$name'");
@@ -92,7 +92,7 @@ for my $order ('source', 'relaxed')
 	}
 }
 # Processes are killed, and the server crashes with them, between commits that have overtaken others
-# and those that are held up.
+# and those that have to wait.
 my $id = 100;
 for my $victim ('leader', 'applier 0', 'applier 3', 'postmaster')
 {
@@ -160,7 +160,7 @@ for my $mode ('parallel', 'batch', 'batch and consolidate')
 }
 streams($paris, $name, 'no error on the way');
 
-# A leader that starts when nothing is ahead any more leaves no row of it.
+# A leader that starts when no transaction is ahead any more removes all records of such.
 $paris->restart;
 ok(wait_until(sub { status($paris, $name)->{state} eq 'streaming' }, 20), 'it streams again');
 is($paris->safe_psql('postgres', 'select count(*) from braid.applied'), '0', 'no row is left');

@@ -1,6 +1,5 @@
-# kill -9 of random processes of provider and subscriber for twenty seconds, in apply mode
-# aggregate, joining changes of one row, in relaxed commit order: each transaction takes effect
-# once.
+# kill -9 of random processes of provider and subscriber for twenty seconds, in apply mode aggregate
+# with consolidate, in relaxed commit order: each transaction takes effect once.
 
 use strict;
 use warnings;

@@ -1,5 +1,5 @@
 # kill -9 of random processes of provider and subscriber for twenty seconds, in apply mode batch,
-# half of it joining changes of one row, in relaxed commit order: each transaction takes effect
+# for half of the time with consolidate, in relaxed commit order: each transaction takes effect
 # once.
 
 use strict;

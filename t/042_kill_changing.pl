@@ -1,6 +1,5 @@
-# kill -9 of random processes of provider and subscriber while the subscription goes from one apply
-# mode and commit order to another: commits may overtake each other, and then may not again. Each
-# transaction takes effect once.
+# kill -9 of random processes of provider and subscriber while the subscription changes from one
+# apply mode and commit order to another. Each transaction takes effect once.
 
 use strict;
 use warnings;

@@ -1,6 +1,6 @@
-# Large transactions leave the provider while they run: several at once between small ones, with
-# subtransactions and whole transactions rolled back in the middle, DDL, TOAST and truncate inside.
-# Nothing of them is seen before their commit, all of it after.
+# Large transactions are sent before they end: several at once, with small ones between them, with
+# subtransactions and whole transactions rolled back, DDL, TOAST and truncate inside. Nothing of
+# them is visible before their commit, all of it after.
 
 use strict;
 use warnings;
@@ -43,7 +43,7 @@ sub arrived
 	return $paris->safe_psql('postgres', "select bytes from braid.subscription_detail where name = '$name'");
 }
 
-# What the leader keeps in files at the moment.
+# Total size of the files that the leader keeps at the moment.
 sub spooled
 {
 	return $paris->safe_psql('postgres', 'select coalesce(sum(size), 0) from pg_ls_tmpdir()');
@@ -108,7 +108,7 @@ is(spooled(), '0', 'no file is left');
 ok(wait_until(sub { stats('stream_bytes') > 1_000_000 }, 30), 'the provider has streamed');
 is(stats('spill_bytes'), '0', 'and spilled nothing');
 
-# Rolled back as a whole, also one that had met a table that is not there afterwards.
+# Rolled back as a whole, also a transaction that has used a table which does not exist afterwards.
 $before = arrived();
 $tokyo->safe_psql('postgres', q[
 	begin;
@@ -233,7 +233,7 @@ is($paris->safe_psql('postgres', 'select count(*) from braid.conflict_history'),
 $one->quit;
 $other->quit;
 
-# What a node has received goes on to a third, and not back to where it was first committed.
+# Changes that a node has received go on to a third one, and not back to their origin.
 my $osaka = new_node('osaka', publication => '');
 $osaka->safe_psql('postgres', 'create table evens (id int primary key, v text); create table small (id int primary key, n int)');
 $paris->safe_psql('postgres', 'create publication braid for table evens, small');

@@ -1,9 +1,9 @@
-# kill -9 of random processes of provider and subscriber while large transactions are on their way
-# in segments: several at once, with small ones between them, with savepoints and whole transactions
-# rolled back, some still running when a process dies. Each that commits takes effect once.
+# kill -9 of random processes of provider and subscriber while large transactions are sent in
+# segments: several at once, with small ones between them, with savepoints and whole transactions
+# rolled back, some still in progress when a process dies. Each committed one takes effect once.
 #
-# A row of the ledger and one step of a counter are one transaction: the counter is compared with
-# how often it was incremented by a transaction that committed.
+# Each transaction adds a row to the ledger and one to a counter. The counter must equal the number
+# of committed transactions.
 
 use strict;
 use warnings;
@@ -23,7 +23,7 @@ my @modes = (
 	{ apply_mode => 'aggregate', commit_order => 'source', streaming => 'parallel', consolidate => 'false' },
 	{ apply_mode => 'parallel', commit_order => 'relaxed', streaming => 'parallel' });
 
-# What is decoded leaves at once; what is large is applied through a small buffer.
+# Decoded changes are sent at once; large transactions are applied through a small buffer.
 my $tokyo = new_node('tokyo', conf => "logical_decoding_work_mem = 64kB\n");
 my $paris = new_node('paris', publication => '', conf => "braid.apply_buffer_size = 1MB\n");
 my @nodes = ($tokyo, $paris);
@@ -100,8 +100,8 @@ for my $options (@modes)
 	kill_processes($mode, between => \@nodes, rounds => $kills / @modes, tally => $tally);
 	note("$mode: " . join '; ', map { "$_: $tally->{sum}{$_}" } sort keys %{ $tally->{sum} });
 	goes_on($mode, $name, @nodes);
-	# Kills may have let few of them come that far, and what was counted since the last look is gone
-	# with its server: the load goes on.
+	# Few transactions may have come that far between the kills, and counts since the last look are
+	# lost with their server. So the load goes on.
 	ok(wait_until(sub { look($tally); ($tally->{sum}{running} // 0) > 5 }, 60), "transactions are applied while they run at the provider, $mode")
 	  if $options->{streaming} eq 'parallel';
 	ok(wait_until(sub { look($tally); ($tally->{sum}{consolidated} // 0) > 0 }, 60), "changes of one row are joined in $mode") if ($options->{consolidate} // '') eq 'true';

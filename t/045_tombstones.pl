@@ -1,6 +1,6 @@
-# Rows that were deleted stay deleted: an older change that comes late from another node does not
-# bring one back, also when VACUUM has removed its dead versions meanwhile, the server was killed,
-# or the change comes by way of a third node.
+# Deleted rows stay deleted: a late older change from another node does not bring one back. VACUUM
+# may have removed the dead versions meanwhile, the server may have been killed, and the change may
+# come over a third node.
 
 use strict;
 use warnings;
@@ -65,7 +65,7 @@ sub heal
 	return;
 }
 
-# Dead rows are gone. They are kept until the collector has come past them.
+# Dead rows are gone. They are kept until the collector has processed their deletion.
 sub vacuumed
 {
 	my ($node, @tables) = @_;
@@ -150,7 +150,7 @@ $oslo->restart;
 heal([ $oslo, 'oslo_from_tokyo' ]);
 everywhere('t', 'moved old', 'nor does it come later, after a restart');
 
-# Both at the same time, by two links: whichever of the two appliers is held up when it has written
+# Both at the same time, over two links. Either of the two appliers has to wait when it has written
 # its part, but not committed.
 my $waiting = q[select count(distinct pid) from pg_locks join pg_stat_activity using (pid) where not granted and backend_type = 'braid applier'];
 for my $late (qw(tokyo paris))
@@ -175,7 +175,7 @@ for my $late (qw(tokyo paris))
 	everywhere('t', 'moved old', "a deletion and an older insert at once, that from $late first");
 }
 
-# Killed before it is collected; the collector starts anew, in the middle of anything.
+# Killed before the deletion is collected. The collector starts again, at any point of its work.
 on($tokyo, "insert into t select i, 'old' from generate_series(1000, 1999) i");
 cut();
 on($tokyo, "update t set v = 'updated' where k >= 1000");
@@ -265,7 +265,7 @@ for my $round (1 .. 4)
 	same_tables(\@all, 't');
 }
 
-# What can't matter any more goes; here as if an hour had passed.
+# Records that no change can need any more are removed; here as if an hour had passed.
 cmp_ok($paris->safe_psql('postgres', 'select rows from braid.deletions'), '>', 1000, 'deletions are kept');
 on($paris, 'update braid.tombstone set deleted_at = deleted_at - 3700000000');
 $paris->restart;

@@ -1,5 +1,5 @@
-# Apply mode aggregate: a backlog is regrouped by table and rows that come are inserted in bulk, and
-# nothing else differs: tables of every kind, conflicts with rows of this node, unique violations,
+# Apply mode aggregate: a backlog is regrouped by table and new rows are inserted in bulk, with the
+# same result. Tables of every kind, conflicts with rows of this node, unique violations, and
 # sessions that insert the same keys meanwhile.
 
 use strict;
@@ -89,16 +89,16 @@ same_tables([ $tokyo, $paris ], qw(fact named twice));
 triggers_did($tokyo, $paris);
 sound($paris, 'after a large transaction');
 
-# What fails in a large transaction may be a session's row that was not there when it was looked
-# for; so it is received again and applied row by row. It has to be larger than what is kept of it,
-# in any case. A row that is equal under another key, and older, leaves then.
+# A failure in a large transaction may be due to a session's row that was not there at the look-up.
+# So the transaction is received again and applied row by row. It has to be larger than the buffer.
+# An older row that is equal under another key is deleted then.
 $paris->safe_psql('postgres', 'insert into twice values (340000, 331500, 0)');
 $tokyo->safe_psql('postgres', "insert into twice select k, k, k from generate_series(300001, 350000) k where k <> 340000");
 caught_up($paris, $tokyo);
 my $again = () = slurp_file($paris->logfile) =~ /receives a large transaction again/g;
 is($again, 1, 'a large transaction that fails is received again, once');
 is(count($paris, 'count(*) from twice where k > 300000'), '49999', 'and is there');
-# What nothing can be done about stops the subscription.
+# An error that a retry can't cure stops the subscription.
 $paris->safe_psql('postgres', 'alter table twice add check (u <> 431500)');
 $tokyo->safe_psql('postgres', "insert into twice select k, k, k from generate_series(400001, 450000) k");
 ok(wait_until(sub { status($paris, $name)->{state} eq 'error' }, 60), 'a violation in a large transaction stops the subscription');
@@ -133,8 +133,8 @@ for my $node (@subscribers)
 	$node->safe_psql('postgres', "select braid.disable_subscription('$names{$node->name}')");
 }
 $tokyo->poll_query_until('postgres', q[select not bool_or(active) from pg_replication_slots where slot_name !~ '^braid_deletions']) or die 'still active';
-# Pages are cleared of dead rows in passing, which is not the same at both, unless somebody may
-# still see them.
+# Scans remove dead rows from pages, not in the same way on both nodes, unless a session may still
+# see the rows.
 my @watching = map { $_->background_psql('postgres', on_error_stop => 1) } @subscribers;
 $_->query_safe('begin isolation level repeatable read; select count(*) from met') for @watching;
 sub here

@@ -1,4 +1,4 @@
-# What braid.dependency_stats says of loads whose shape is known.
+# Values of braid.dependency_stats for loads whose shape is known.
 
 use strict;
 use warnings;
@@ -20,7 +20,7 @@ on_all(q[
 	create table fired (id int primary key);
 	create table large (id int primary key, t text);
 ], $tokyo, $paris);
-# This node orders more than the provider's keys say.
+# This node's constraints order more than the provider's keys do.
 $paris->safe_psql('postgres', q[
 	create unique index on odd (n);
 	create function fire() returns trigger language plpgsql as $$ begin return new; end $$;
@@ -37,11 +37,11 @@ sub stats
 	return { map { /^([^=]+)=(.*)$/s ? ($1 => $2) : () } split /\n/, $row };
 }
 
-# What these columns grew by while `work` was applied, which is so many transactions.
+# Runs `work`, which makes that many transactions, and returns the growth of these columns.
 sub grown
 {
 	my ($transactions, $work, @columns) = @_;
-	# What a leader has not confirmed would be scheduled once more after a restart.
+	# Transactions that a leader has not confirmed would be scheduled again after a restart.
 	my $end = Braid::end_of_commits($tokyo);
 	$tokyo->poll_query_until('postgres', "select bool_and(confirmed_flush_lsn >= '$end') from pg_replication_slots where slot_name !~ '^braid_deletions'") or die 'not confirmed';
 	my $before = stats();
@@ -62,7 +62,7 @@ sub each_of
 	return;
 }
 
-# The same, held up here until all are in flight; what is said of them then.
+# Likewise, with the transactions held back here until all are in flight; returns the statistics.
 sub held_up
 {
 	my ($table, $count, $sql) = @_;
@@ -138,9 +138,8 @@ cmp_ok($commits, '<', 30, 'far fewer');
 my $now = stats();
 is("$now->{batch_max} $now->{batch_mean}", $paris->safe_psql('postgres', "select max(n) || ' ' || round(avg(n) filter (where n > 1), 1) $of"), 'how large they are');
 
-# What waits for a common row looks for its other rows meanwhile.
-# The common row is locked until an applier waits for another one, which it may not come to if both
-# are fast.
+# A transaction that waits for a common row looks up its other rows meanwhile. The common row is
+# locked until an applier waits for another one, which may not happen if both are fast.
 my $locker = $paris->background_psql('postgres');
 $grown = grown(8000, sub {
 	$locker->query_safe('begin; select from hot where id = 1 for update');
@@ -160,7 +159,7 @@ is($grown->{local_commits} + $grown->{consolidated}, 300, 'each change was writt
 cmp_ok($grown->{consolidated}, '>', 200, "$grown->{consolidated} of 300 changes were not written");
 same_tables([ $tokyo, $paris ], qw(item hot cleared whole odd fired large));
 
-# What each process sleeps in: the same names in both views, from PostgreSQL 17 on.
+# The wait event of each process: the same names in both views, from PostgreSQL 17 on.
 my $names = "select distinct wait_event from braid.apply_workers where subscription = '$name' and wait_event is not null order by 1";
 ok($paris->poll_query_until('postgres', $names, "BraidApplierWork\nBraidLeaderProvider"), 'nothing to do: the leader waits for the provider, appliers for work');
 alter(q[apply_mode => 'parallel', consolidate => false], 'it applies side by side');
@@ -196,8 +195,8 @@ $tokyo->safe_psql('postgres', 'do $$ begin for i in 1 .. 40 loop insert into lar
 waits('BraidLeaderAppliers', 'the leader waits for room');
 $holder->query_safe('commit');
 caught_up($paris, $tokyo);
-# The same where commits may overtake each other: one after the other, and joined, where an applier
-# waits with a batch in hand.
+# Likewise in relaxed order: one transaction after the other, and in batches, while an applier waits
+# with a batch.
 for my $mode ('parallel', 'batch')
 {
 	alter("commit_order => 'relaxed', apply_mode => '$mode'", "relaxed, $mode");
@@ -222,7 +221,7 @@ for my $mode ('parallel', 'batch')
 }
 alter(q[commit_order => 'source', apply_mode => 'parallel'], 'in the order of the source again');
 $paris->safe_psql('postgres', "select braid.set_rate_limit('$name', rows_per_second => 20)");
-# The leader knows the limit once the manager has told it.
+# The leader knows the limit once the manager has passed it on.
 my $key = 100_000;
 wait_until(sub {
 	each_of(100, "insert into item values ($key + \$1, 0)");

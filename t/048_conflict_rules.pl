@@ -1,5 +1,5 @@
-# What is done about a conflict is what the rule for the table and the kind says, here; a rule that
-# is changed counts from the next transaction on; the history says by which rule.
+# A conflict is resolved by this node's rule for the table and the kind. A changed rule counts from
+# the next transaction on. The history names the rule.
 
 use strict;
 use warnings;
@@ -84,7 +84,7 @@ $row = meet('other', $insert, @update);
 converged(@both);
 is(seen('other', $row), 'second second', 'another table has its own rule');
 
-# What one node says is its own business: paris takes all, tokyo nothing.
+# A rule counts on its node only: paris always takes the remote row, tokyo never does.
 $paris->safe_psql('postgres', "select braid.set_conflict_resolution('account', null, 'apply_remote')");
 $tokyo->safe_psql('postgres', "select braid.set_conflict_resolution('account', null, 'keep_local')");
 $row = meet('account', $insert, @update);
@@ -116,7 +116,7 @@ $row = meet('other', '', @inserts);
 converged(@both);
 is(seen('other', $row), 'first second', 'the default rule, for a table without one');
 
-# Error: the subscription stops, nothing is lost, another rule lets it go on.
+# Rule `error`: the subscription stops, nothing is lost, and another rule lets it go on.
 $_->safe_psql('postgres', q[
 	select braid.set_conflict_resolution(null, null, null);
 	select braid.set_conflict_resolution('other', 'insert_exists', 'error');
@@ -144,7 +144,7 @@ for my $step ([ 'keep_local', 'here' ], [ 'apply_remote', '2' ], [ 'keep_local',
 	$paris->safe_psql('postgres', "update account set v = v where id = 500");
 	converged(@both);
 	$paris->safe_psql('postgres', "select braid.set_conflict_resolution('account', null, '$rule')");
-	# Its own subscription stands still, so that paris changes the row behind tokyo's back.
+	# Tokyo's own subscription is disabled, so that paris changes the row without tokyo's knowledge.
 	disable($tokyo, 'tokyo_from_paris');
 	$tokyo->safe_psql('postgres', "update account set v = '1' where id = 500");
 	caught_up($paris, $tokyo);

@@ -1,5 +1,6 @@
-# Two nodes write rows that are equal under another unique key than the primary key, while nothing
-# is delivered. The newer row stays on both, the older leaves and is in the history; nothing stops.
+# Two nodes write rows that are equal under another unique key than the primary key, while they are
+# cut off. The newer row stays on both. The older one is deleted and is in the history; nothing
+# stops.
 
 use strict;
 use warnings;
@@ -31,7 +32,7 @@ sub cut
 	return;
 }
 
-# What leaves on one node goes to the other: until nothing moves any more.
+# Announced deletions go to the other node: waits until nothing moves any more.
 sub heal
 {
 	$_->[0]->safe_psql('postgres', "select braid.enable_subscription('$_->[1]')") for @streams;
@@ -43,7 +44,7 @@ sub heal
 	return;
 }
 
-# What both have of a table.
+# Tests the contents of a table on both nodes.
 sub both_have
 {
 	my ($table, $expected, $what) = @_;
@@ -73,7 +74,7 @@ $tokyo->safe_psql('postgres', q[insert into account values (3, 'c', 0, 'three'),
 meet(q[update account set email = 'e', v = 'first' where id = 3], q[update account set email = 'e', v = 'second' where id = 4]);
 both_have('account', '(2,a,0,second) (4,e,0,second)', 'of two updates too');
 
-# Two rows in the way of one, by two keys.
+# One row is blocked by two, by two keys.
 $tokyo->safe_psql('postgres', q[insert into account values (5, 'f', 5, 'five'), (6, 'g', 6, 'six')]);
 meet(q[update account set v = v || '!' where id in (5, 6)], q[delete from account where id in (5, 6); insert into account values (7, 'f', 6, 'seven')]);
 both_have('account', '(2,a,0,second) (4,e,0,second) (7,f,6,seven)', 'several rows in the way');
@@ -84,7 +85,7 @@ both_have('account', '(2,a,0,second) (4,e,0,second) (7,f,6,seven) (10,h,9,ten)',
 is($tokyo->safe_psql('postgres', q[select string_agg(local_row ->> 'id', ' ' order by conflict_id) from braid.conflict_history where kind = 'multiple_unique_conflicts' and winner = 'remote']),
 	'8 9', 'both are in the history');
 
-# Rows that a partial index does not have, and nulls, are not in the way.
+# Rows that a partial index does not have, and nulls, do not block other rows.
 meet(q[insert into account values (11, null, 0, 'first')], q[insert into account values (12, null, 0, 'second')]);
 both_have('account', '(2,a,0,second) (4,e,0,second) (7,f,6,seven) (10,h,9,ten) (11,,0,first) (12,,0,second)', 'nulls are distinct');
 
@@ -103,7 +104,8 @@ $tokyo->safe_psql('postgres', q[delete from account where id = 21]);
 heal();
 both_have('account', '(2,a,0,second) (4,e,0,second) (7,f,6,seven) (10,h,9,ten) (11,,0,first) (12,,0,second)', 'a winner that is gone');
 
-# It is deleted where it was written before the loser comes there: the node that saw both says so.
+# The winner is deleted where it was written before the loser arrives there: the node that saw both
+# rows announces the loser.
 meet(q[insert into account values (22, 'y', 0, 'older')], q[insert into account values (23, 'y', 0, 'newer'); delete from account where id = 23]);
 both_have('account', '(2,a,0,second) (4,e,0,second) (7,f,6,seven) (10,h,9,ten) (11,,0,first) (12,,0,second)', 'there too');
 

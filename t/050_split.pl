@@ -1,6 +1,6 @@
-# split_transactions_above: what has more changes is committed in pieces. Each piece is as large as
-# it may be, has the version of its transaction, and takes effect once, whatever stops it in
-# between; nothing overtakes it; what is seen of it is told.
+# split_transactions_above: larger transactions are committed in chunks. Each chunk is as large as
+# allowed, has the version of its transaction, and takes effect once, whatever interrupts it.
+# Nothing overtakes it, and the views show the progress.
 
 use strict;
 use warnings;
@@ -52,8 +52,8 @@ sub written_by
 	return $node->safe_psql('postgres', "select count(distinct xmin::text), string_agg(distinct pg_xact_commit_timestamp(xmin)::text, ',') from $table where $where");
 }
 
-# One transaction that changes rows in the order of their keys, so that one knows which piece has
-# which.
+# A transaction that changes rows in the order of their keys, so that it is known which chunk has
+# which rows.
 sub in_order
 {
 	my ($first, $last, $set, $before) = @_;
@@ -69,7 +69,7 @@ sub stopped
 }
 is(detail('split_transactions_above'), '100', 'the option is shown');
 
-# As many as may be are one piece, one more is another.
+# As many changes as allowed are one chunk, one more makes another.
 $tokyo->safe_psql('postgres', 'insert into bulk select i from generate_series(2001, 2100) i');
 $tokyo->safe_psql('postgres', 'insert into bulk select i from generate_series(3001, 3101) i');
 $tokyo->safe_psql('postgres', 'insert into bulk select i from generate_series(4001, 5000) i');
@@ -84,8 +84,8 @@ is(pieces($paris), 1 + 9, 'pieces are counted, but for the last');
 is($paris->safe_psql('postgres', 'select count(*) from braid.split_progress'), '0', 'nothing is left of them');
 is(detail('half_applied_lsn is null and half_applied_changes is null'), 't', 'nor shown');
 
-# All that a transaction can do with its own rows, across pieces; and a chain, where versions
-# decide.
+# Everything that a transaction can do with its own rows, across chunks; and a chain, in which
+# versions decide.
 $tokyo->safe_psql('postgres', q[
 	begin;
 	update bulk set n = n + 1 where id <= 250;
@@ -116,7 +116,8 @@ same_tables(\@nodes, @tables);
 is($_->safe_psql('postgres', 'select count(*) from braid.conflict_history'), '0', 'without a conflict on ' . $_->name) for $paris, $oslo;
 cmp_ok(pieces($oslo), '>', 20, 'pieces at the end of the chain too');
 
-# Held up in the sixth piece: what is before is seen and said, what comes later is not applied.
+# A lock holds it back in the sixth chunk: earlier chunks are visible and reported, later ones are
+# not applied.
 my $lock = $paris->background_psql('postgres');
 $lock->query_safe('begin; select from bulk where id = 750 for update');
 in_order(201, 1000, 'n = n + 1000');
@@ -136,7 +137,7 @@ for (q[publications => '{braid}'], q[origin => 'any'])
 }
 $tokyo->safe_psql('postgres', 'alter publication braid set table bulk where (id > 900), keyed, gone, wide, small');
 
-# Whatever is changed that does not matter, and whatever dies: it goes on where it was.
+# Whatever else is changed, and whichever process dies: it goes on where it was.
 for my $change (q[apply_mode => 'batch'], q[commit_order => 'relaxed'], q[streaming => 'on'], q[split_transactions_above => 30])
 {
 	my $starts = () = slurp_file($paris->logfile) =~ /after 5[0-9]0 changes/g;
@@ -152,7 +153,7 @@ is($paris->safe_psql('postgres', 'select count(*) from bulk where id between 201
 same_tables([ $tokyo, $paris ], @tables);
 is($paris->safe_psql('postgres', 'select count(*) from braid.split_progress'), '0', 'it is done');
 
-# Off with 0: the rest is one piece.
+# Switched off by 0: the rest is one chunk.
 $tokyo->safe_psql('postgres', 'alter publication braid set table bulk, keyed, gone, wide, small');
 $lock->query_safe('begin; select from bulk where id = 950 for update');
 in_order(901, 1000, 'n = n + 1');
@@ -179,8 +180,8 @@ $lock->query_safe('commit');
 caught_up($paris, $tokyo);
 same_tables([ $tokyo, $paris ], @tables, 'extra');
 
-# A row is in the way of a later piece under another unique key; the piece is tried again, those
-# before it are not.
+# A row blocks a row of a later chunk under another unique key. That chunk is tried again, earlier
+# ones are not.
 $paris->safe_psql('postgres', q[insert into keyed values (-5, 20300, 'in the way')]);
 $tokyo->safe_psql('postgres', q[insert into keyed select i, i, 'new' from generate_series(20001, 20400) i]);
 caught_up($paris, $tokyo);
@@ -188,7 +189,7 @@ is($paris->safe_psql('postgres', 'select count(*) from keyed where id > 20000'),
 same_tables([ $tokyo, $paris ], 'keyed');
 is((split /\|/, written_by($paris, 'keyed', 'id between 20001 and 20200'))[0], '2', 'two pieces were not touched');
 
-# A later piece fails.
+# A later chunk fails.
 $paris->safe_psql('postgres', 'alter table bulk add constraint low check (n < 100000 or id <> 350)');
 my $failing = sub {
 	in_order(201, 600, 'n = n + 200000');
@@ -246,7 +247,7 @@ cmp_ok($large, '>', 0, 'they did not fit');
 caught_up($oslo, $paris);
 same_tables([ $paris, $oslo ], @tables);
 
-# What comes otherwise than before is not passed over by number.
+# Changes that come in another form than before are not skipped by their number.
 $lock->query_safe('begin; select from bulk where id = 950 for update');
 $paris->safe_psql('postgres', "select braid.alter_subscription('$name', split_transactions_above => 20)");
 my $doubtful = sub {

@@ -1,11 +1,11 @@
 # kill -9 of random processes of provider and subscriber while large transactions are committed in
-# pieces: in each apply mode and commit order, sent while they run or not, larger than the buffer or
-# not, with small ones between them. Each change takes effect once.
+# chunks: in each apply mode and commit order, sent before they end or not, larger than the buffer
+# or not, with small ones between them. Each change takes effect once.
 #
-# A row of the ledger and one step of a counter are one transaction, though not one piece: the
-# counter is compared with how often it was incremented by a transaction that committed. The ledger
-# has no key, so what came twice would be there twice; so has the trace, where larger transactions
-# leave a row for each row that they change.
+# Each transaction adds a row to the ledger and one to a counter, but not in the same chunk. The
+# counter must equal the number of committed transactions. The ledger has no key, so a transaction
+# that was applied twice would be there twice. The same holds for the trace, where larger
+# transactions add a row for each row that they change.
 
 use strict;
 use warnings;
@@ -21,7 +21,8 @@ kill_seed();
 my @modes = ('parallel source off', 'batch source on', 'parallel relaxed on', 'aggregate relaxed off');
 my $most = 50;
 
-# What is decoded leaves at once where it may; what is large is applied through a small buffer.
+# Decoded changes are sent at once if allowed; large transactions are applied through a small
+# buffer.
 my $tokyo = new_node('tokyo', conf => "logical_decoding_work_mem = 64kB\n");
 my $paris = new_node('paris', publication => '', conf => "braid.apply_buffer_size = 1MB\n");
 my @nodes = ($tokyo, $paris);
@@ -72,8 +73,8 @@ for my $mode (@modes)
 stop_load();
 caught_up($paris, $tokyo);
 
-# All kills by chance may have come between two transactions. This one comes after some pieces: a
-# later one waits for a row.
+# All random kills may have come between two transactions. This one comes after some chunks: a later
+# one waits for a row.
 alter_running($paris, $name, q[apply_mode => 'parallel', commit_order => 'source']) or die 'cannot change to parallel';
 my $lock = $paris->background_psql('postgres');
 $lock->query_safe('begin; select from steps where k = 1500 for update');

@@ -1,6 +1,5 @@
-# What lost a conflict is put back on one node and is there on all; conflicts are counted, exactly,
-# through restarts and crashes and whether they are recorded or not; the history goes after its
-# time, the counts stay.
+# A row that lost a conflict is restored on one node, and is then on all. Conflicts are counted
+# exactly, through restarts and crashes, recorded or not. Old history is removed, the counts stay.
 
 use strict;
 use warnings;
@@ -25,7 +24,7 @@ subscribe($paris, $tokyo);
 subscribe($tokyo, $paris);
 my @streams = ([ $paris, 'paris_from_tokyo' ], [ $tokyo, 'tokyo_from_paris' ]);
 
-# Both do something while they do not hear of each other, the first of them first.
+# Runs changes on both nodes while they are cut off, first those of the first.
 sub apart
 {
 	my ($first, $second) = @_;
@@ -41,7 +40,7 @@ sub apart
 
 sub both { return join ' ', map { $_->safe_psql('postgres', $_[0]) } @both; }
 
-# The conflict of a row on a node, put back there; what is there on both.
+# Restores the losing row of a conflict on a node; returns the row on both.
 sub restored
 {
 	my ($node, $table, $id) = @_;
@@ -75,7 +74,7 @@ apart(q[
 ]);
 is(both('select v from item where id = 1'), 'paris paris', 'the later one wins');
 
-# The unchanged large value is no part of the change that came, and was asked for.
+# The unchanged large value is not part of the incoming change, and was fetched.
 is($tokyo->safe_psql('postgres', q[select local_row ->> 'v', length(local_row ->> 'big'), local_row -> 'n', remote_row - 'big', length(remote_row ->> 'big'), remote_unknown from braid.conflict_history where key = '{"id": 1}' and relation = 'item'::regclass]),
 	'tokyo|10000|1.50|{"n": 0.10, "v": "paris", "id": 1}|10000|', 'the row that was here, and the one that came, whole');
 is($paris->safe_psql('postgres', q[select local_row ->> 'v', length(local_row ->> 'big'), remote_row ->> 'v', remote_unknown from braid.conflict_history where key = '{"id": 1}' and relation = 'item'::regclass]),
@@ -94,7 +93,7 @@ is(restored($tokyo, 'item', 5), 'insert: tokyo tokyo', 'a row that lost to a del
 is(restored($tokyo, 'split', 1), 'update: tokyo tokyo', 'a row of a partition');
 is(restored($paris, 'ordered', 1), 'update: tokyo tokyo', 'a table that numbers its rows');
 same_tables(\@both, 'item', 'split', 'ordered');
-# A version of its own: nobody takes it for the old change.
+# The restored row has a version of its own: it does not count as the old change.
 is($tokyo->safe_psql('postgres', q[select count(*) from braid.conflict_history h join item t on t.id = (h.key ->> 'id')::int
 	where h.relation = 'item'::regclass and t.id = 2 and pg_xact_commit_timestamp(t.xmin) <= greatest(h.local_timestamp, h.remote_timestamp)]), '0', 'it is newer than both');
 
@@ -116,7 +115,7 @@ SKIP:
 	is(both(q[select string_agg(x::text || list::text, ' ' order by id) from paper]), join(' ', (q[to<b/>kyo{to<b/>kyo} to<b/>kyo{to<b/>kyo}]) x 2), 'on both nodes');
 }
 
-# Counted: what each node has met, to the last one, with four appliers at it.
+# Conflicts of each node are counted exactly, with four appliers.
 sub counted { return $_[0]->safe_psql('postgres', 'select sum(conflicts) from braid.conflict_stats'); }
 on_all('create table hot (id int primary key, n int)', @both);
 $_->[0]->safe_psql('postgres', "select * from braid.refresh_subscription('$_->[1]')") for @streams;
@@ -157,7 +156,7 @@ apart(q[update item set v = 'one' where id = 10], q[update item set v = 'other' 
 is(both('select count(*) from braid.conflict_history'), $recorded, 'nothing is recorded');
 is(counted($_), $before{ $_->name } + 1, 'it is counted on ' . $_->name) for @both;
 
-# What is older than its time goes, with large values; what is not stays; the counts stay.
+# Old records are removed, with large values; newer ones stay, and so do the counts.
 $tokyo->safe_psql('postgres', q[
 	update braid.conflict_record set recorded_at = now() - interval '31 days' where conflict_id % 2 = 0;
 	insert into braid.conflict_value select conflict_id, 'local', 'big', 'x' from braid.conflict_record where conflict_id % 4 < 2;

@@ -1,6 +1,6 @@
-# I4: a transaction that changes a row gets a newer version than the row had, although the clock of
-# the node that wrote the row is ahead: its commit waits. Where that would take too long it does not
-# wait but says so, or fails if that is asked for. Nobody else waits.
+# I4: a transaction that changes a row gets a newer version than the row had, even if the clock of
+# the node that wrote the row is ahead: its commit waits. If that would take too long, it does not
+# wait but warns, or fails if so configured. No other session waits.
 
 use strict;
 use warnings;
@@ -36,7 +36,7 @@ sub stamp { return $_[0]->safe_psql('postgres', "select extract(epoch from pg_xa
 # Once the shop's value is there, in the same session: no time passes.
 sub when_there { return "do \$\$ begin while (select v from item where id = $_[0]) <> 'shop' loop perform pg_sleep(0.01); end loop; end \$\$;"; }
 
-# What a node has applied, and what it has committed for somebody else.
+# A version from a clock that is ahead: at the node that has ingested it, and at its subscriber.
 $tokyo->safe_psql('postgres', q[select shop(1, 'shop', '4 s'); update item set v = 'tokyo' where id = 1]);
 is(waits($tokyo), '1', 'a commit after it waits, where it came in');
 $tokyo->safe_psql('postgres', q[select shop(2, 'shop', '4 s')]);
@@ -57,7 +57,7 @@ cmp_ok(stamp($paris, 4), '>', $shop, 'a prepared transaction waits when it is co
 cmp_ok(stamp($paris, 3), '>', $shop, 'a part of a transaction is one');
 converged(@both);
 
-# Who has nothing to fear does not wait: readers, a transaction that is rolled back, another
+# Sessions that saw no newer row do not wait: readers, a transaction that is rolled back, another
 # database.
 my $before = waits($paris);
 $tokyo->safe_psql('postgres', q[select shop(5, 'shop', '4 s')]);
@@ -80,7 +80,7 @@ $waiting->finish;
 like($err, qr/canceling statement due to user request/, 'it can be cancelled');
 is($paris->safe_psql('postgres', q[select v from item where id = 7]), 'shop', 'with its transaction');
 
-# It is remembered through a restart.
+# The newest version is remembered through a restart.
 $paris->restart;
 ok($paris->poll_query_until('postgres', "select newest_seen >= to_timestamp(" . stamp($paris, 7) . ") from braid.clock_status"), 'a restart does not forget what was seen');
 $paris->safe_psql('postgres', q[update item set v = 'paris' where id = 7]);
@@ -105,7 +105,7 @@ cmp_ok($paris->safe_psql('postgres', q[select extract(epoch from braid.commit_ti
 	'>', 0, 'but its version is newer than what was seen');
 ($status, $out, $err) = $paris->psql('other', 'insert into t values (2)');
 is("$status $err", '0 ', 'another database has a clock of its own');
-# Braid's own work goes on.
+# Braid's own commits do not wait.
 $paris->safe_psql('postgres', q[select braid.disable_subscription('paris_from_tokyo')]);
 $paris->safe_psql('postgres', q[select braid.enable_subscription('paris_from_tokyo')]);
 $tokyo->safe_psql('postgres', q[update item set v = 'last' where id = 20]);

@@ -1,5 +1,5 @@
-# braid.compare while both nodes are written to: what is on its way is no difference, and what was
-# made to differ by hand is found.
+# braid.compare while both nodes are written to: changes on their way are no difference. Rows that
+# were made to differ by hand are found.
 
 use strict;
 use warnings;
@@ -33,7 +33,7 @@ on_all(q[
 subscribe($paris, $tokyo);
 subscribe($tokyo, $paris, copy_data => 'false');
 
-# Makes a change on one node that the other never hears of.
+# Makes a change on one node that the other never gets.
 sub by_hand
 {
 	my ($node, $sql) = @_;
@@ -162,7 +162,7 @@ $paris->safe_psql('postgres', q[select pg_cancel_backend(pid) from braid.compare
 ok($paris->poll_query_until('postgres', q[select phase = 'interrupted' and pid is null from braid.compare_progress where relation = 'pgbench_accounts'::regclass]), 'cancelled');
 $session->quit;
 
-# What is refused.
+# Calls that are refused.
 sub refused
 {
 	my ($sql, $state, $words, $what) = @_;

@@ -1,6 +1,6 @@
-# braid.repair: rows become what they are at the provider, with its versions and origins; nothing of
-# it goes on to other nodes, no trigger fires that an applier would not fire, what was written
-# meanwhile is left alone, and all of it is written down.
+# braid.repair: rows become what they are at the provider, with its versions and origins. The repair
+# is not sent to other nodes, fires no trigger that an applier would not fire, leaves rows alone
+# that were written meanwhile, and is recorded.
 
 use strict;
 use warnings;
@@ -115,7 +115,7 @@ converged(@nodes);
 same_tables([ $tokyo, $paris ], qw(account entry));
 is(compare($paris, $_), 0, "$_: nothing differs any more") for qw(account entry);
 
-# As if they had come by replication.
+# As if the rows had come by replication.
 my $after = versions($paris, 'account');
 is(join("\n", grep { !/^1\|/ } split /\n/, $after), join("\n", grep { !/^1\|/ } split /\n/, $before), 'versions and origins are those that the rows have elsewhere');
 is($_->safe_psql('postgres', 'select count(*) from fired'), '1', 'no trigger has fired but for the one that wrote, on ' . $_->name) for @nodes;
@@ -123,7 +123,7 @@ is($paris->safe_psql('postgres', 'select sum(doubled) = sum(balance) * 2, bool_a
 is($_->safe_psql('postgres', q[select coalesce(note, 'nothing') from account where id = 1]), $_ == $quito ? 'nothing' : 'mine', 'what was repaired on ' . $_->name) for @nodes;
 is($quito->safe_psql('postgres', q[select count(*) from braid.conflict_history where not key @> '{"id": 1}']), '0', 'the third node has heard nothing of it');
 
-# A row that can't be written does not hold up the others.
+# A row that can't be written does not delay the others.
 write_by_hand($paris, q[delete from account where id in (6, 7)]);
 write_by_hand($paris, q[insert into account (id, owner, balance) values (106, 'o6', 0)]);
 is(compare($paris, 'account'), 3, 'a row in the way of another');
@@ -137,14 +137,15 @@ is(compare($paris, 'entry'), 1, 'one is gone');
 is(repair($paris, 'entry'), '1 0', 'repaired');
 is($paris->safe_psql('postgres', 'select string_agg(name, $$,$$) from fired'), 'always', 'a replica trigger has fired');
 
-# It goes on to be replicated as ever.
+# The row is replicated as before.
 $tokyo->safe_psql('postgres', 'update account set balance = 1000 where id = 2; update entry set big = $$x$$ where id in (3, 4)');
 $paris->safe_psql('postgres', 'update account set balance = 1001 where id = 20');
 converged(@nodes);
 is($paris->safe_psql('postgres', 'select count(*) from braid.conflict_history where recorded_at > (select max(done_at) from braid.repair_log)'), '0', 'no conflict is left behind');
 is($paris->safe_psql('postgres', 'select balance from account where id = 2'), '1000', 'the next change is applied');
 
-# What was deleted here does not come back, if the provider has only not heard of it yet.
+# A row that was deleted here does not come back, if only the provider has not received the deletion
+# yet.
 disable($tokyo, 'tokyo_from_paris');
 $paris->safe_psql('postgres', 'delete from entry where account in (8, 9); delete from account where id in (8, 9)');
 ok($paris->poll_query_until('postgres', 'select bool_and(collected_lsn >= pg_current_wal_flush_lsn()) from braid.deletions'), 'what was deleted is collected');

@@ -1,6 +1,6 @@
-# Conflict functions: each node makes the same row of two, whichever it had first, with the same
-# version; what one node had merged is not lost to the next change of a node that had not seen it;
-# what the function writes besides stays here or goes to the others.
+# Conflict functions: each node makes the same row of two, in whichever order they came, with the
+# same version. A merged row is not lost to the next change of a node that had not seen it. Other
+# writes of the function stay here or go to the others.
 
 use strict;
 use warnings;
@@ -105,7 +105,7 @@ both_have('label', '(1,"{a,p,t}",) (2,{a},) (3,"{p,t}",)', 'both changes are in 
 is($tokyo->safe_psql('postgres', q[select kind, resolution, winner, local_row -> 'tags', remote_row -> 'tags' from braid.conflict_history where key = '{"id": 1}' order by conflict_id desc limit 1]),
 	'update_origin_differs|function|merged|"{a,t}"|"{a,p}"', 'the history has both');
 
-# The one who wrote the newer version has not seen the older one, and goes on.
+# The writer of the newer version has not seen the older one, and goes on.
 converged(@both);
 cut([ $tokyo, 'tokyo_from_paris' ]);
 $paris->safe_psql('postgres', q[update label set tags = tags || '{p}' where id = 2]);
@@ -154,7 +154,7 @@ both_have('split', '(1,a,20)', 'in the other order');
 is($tokyo->safe_psql('postgres', q[select string_agg(winner, ' ' order by conflict_id) from braid.conflict_history where relation = 'split_a'::regclass]), 'local remote',
 	'whose row it is');
 
-# What it writes stays here, or goes to the others.
+# Rows that the function writes stay here, or go to the others.
 on_all(q[
 	create function telling(local account, remote account, before account, info braid.conflict) returns account language plpgsql
 	set search_path = public as $$
@@ -185,8 +185,8 @@ same_tables(\@both, 'seen');
 is($tokyo->safe_psql('postgres', 'select node, count(*) from seen group by node order by node'), "paris|5\ntokyo|6", 'once for each');
 is(join(' ', map { $_->safe_psql('postgres', 'select count(*) from braid.conflict_call') } @both), '0 0', 'no note is left');
 
-# In pieces: a row that one piece has merged is merged with the next one too; what is asked in each
-# of them is asked once.
+# In chunks: a row that one chunk has merged is merged by the next one too. The function is called
+# once for each.
 $_->[0]->safe_psql('postgres', "select braid.alter_subscription('$_->[1]', split_transactions_above => 2)") for @streams;
 $tokyo->safe_psql('postgres', q[insert into label select i, '{}' from generate_series(11, 13) i; insert into account select i, 0, '' from generate_series(11, 13) i]);
 sub in_pieces
@@ -259,7 +259,7 @@ for my $mode (q('parallel'), q('batch', consolidate => true), q('aggregate'), q(
 }
 cmp_ok($paris->safe_psql('postgres', q[select count(*) from braid.conflict_history where winner = 'merged']), '>', 5, 'there were conflicts');
 
-# A third node: changes of two others meet there in another order than at home.
+# A third node gets the changes of two others in another order than they do.
 my $berlin = new_node('berlin');
 my @all = (@both, $berlin);
 $berlin->safe_psql('postgres', $schema);

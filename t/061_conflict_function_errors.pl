@@ -1,7 +1,7 @@
-# A conflict function that fails, takes too long or gives what can't be: its transaction is set
-# aside, with what depends on it and with the function, table, key and kind, and everything else
-# flows on; or the subscription stops, where that is asked for and where the function is gone.
-# Nothing is lost, and another function, or another rule, lets it go on. Whose rights it has.
+# A conflict function fails, takes too long or returns an invalid row. Its transaction is parked,
+# with its dependents and with the function, table, key and kind, and everything else goes on. Or
+# the subscription stops, if so configured or if the function was dropped. Nothing is lost, and
+# another function or rule lets the transaction be applied. Also: the rights of the function.
 
 use strict;
 use warnings;
@@ -196,7 +196,7 @@ for my $case (
 }
 like(slurp_file($paris->logfile), qr/WARNING:.*has parked the transaction that ends at .*: conflict function public\.dividing\(.*\) failed/, 'the log says that it is parked');
 
-# The subscription stops where that is asked for.
+# The subscription stops if so configured.
 my $dividing = q[create or replace function dividing(local account, remote account, before account, info braid.conflict) returns account language plpgsql as $$
 	begin
 		local.n := 1 / (local.n - local.n);
@@ -226,8 +226,8 @@ is(status(@stream)->{parked}, '0', 'and nothing is parked');
 $paris->safe_psql('postgres', q[drop trigger refuse on account; select braid.enable_subscription('paris_from_tokyo')]);
 caught_up($paris, $tokyo);
 
-# In batches, and in a transaction that is applied in pieces: what is committed of that stays, and
-# the rest is parked.
+# In batches, and in a transaction that is committed in chunks: committed chunks stay, and the rest
+# is parked.
 $paris->safe_psql('postgres', $dividing);
 for my $option (q[apply_mode => 'batch'], q[apply_mode => 'parallel', split_transactions_above => 2])
 {

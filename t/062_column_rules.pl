@@ -1,6 +1,6 @@
-# Column rules: what is added on several nodes that are cut off from each other adds up on all of
-# them, in whatever order it arrives; largest and smallest values; the row's version stays that of
-# the newest change, also where an older one has added to it.
+# Column rules: additions on several nodes that are cut off from each other add up on all of them,
+# in any order of arrival; likewise largest and smallest values. The row keeps the version of the
+# newest change, even if an older one has added to it.
 
 use strict;
 use warnings;
@@ -80,7 +80,7 @@ sql($paris, q[select braid.restore_conflict(conflict_id) from braid.conflict_his
 converged(@nodes);
 all_have('select n, name from stock where id = 1', '112|tokyo', 'what lost is put back without taking away what was added');
 
-# What an older change has added to must still lose to nothing that is older than its own version.
+# A row that an older change has added to still wins against changes older than its own version.
 converged(@nodes);
 cut();
 sql($tokyo, q[update stock set n = n + 1, name = 'oldest' where id = 3]);
@@ -90,7 +90,7 @@ heal(stream($paris, $tokyo));
 is(sql($paris, 'select n, name from stock where id = 3'), '201|newest', 'an older change adds');
 heal(stream($paris, $osaka));
 is(sql($paris, 'select n, name from stock where id = 3'), '211|newest', 'and the row keeps its version');
-# Who wrote the newest version has not seen the others, and goes on.
+# The writer of the newest version has not seen the others, and goes on.
 sql($tokyo, q[update stock set n = n + 1000, name = 'tokyo again' where id = 3]);
 heal_all();
 all_have('select n, name from stock where id = 3', '1211|tokyo again', 'the same on all');
@@ -103,7 +103,7 @@ sql($osaka, q[update stock set name = 'e' where id in (4, 5)]);
 heal_all();
 all_have('select n, name from stock where id in (4, 5) order by id', "-3|e\n122|e", 'several in a row');
 
-# Largest and smallest values: with and without the whole old row; whoever wins.
+# Largest and smallest values: with and without the whole old row, whichever version wins.
 sql($tokyo, q[insert into top values (1, 10, 'm', 'x'), (2, null, null, 'x')]);
 converged(@nodes);
 cut();
@@ -158,7 +158,7 @@ sql($paris, q[update stock set n = n + 1, name = 'kept' where id = 9]);
 heal_all();
 all_have('select n, name from stock where id = 9', '102|kept', 'a newer update undoes a deletion');
 
-# What cannot be added up stops the subscription, and says how to go on.
+# A value that can't be added stops the subscription, with a hint how to go on.
 sql($tokyo, q[insert into small values (1, 30000), (2, 0)]);
 converged(@nodes);
 cut();
@@ -251,7 +251,7 @@ $sum{n} += finish_pgbench($bench);
 caught_up($kobe, $tokyo);
 is(sql($kobe, 'select sum(n) from stock where id between 100 and 102'), $sum{n} + 30, 'what is added during a copy, and here, counts once');
 
-# A change that might come by two ways would count twice.
+# A change that might come by two paths would count twice.
 sql($kobe, sprintf(q[select braid.create_subscription('kobe_from_paris', $dsn$%s$dsn$, copy_data => false, origin => 'any')], Braid::dsn($paris)));
 sql($kobe, q[select braid.wait_for_subscription('kobe_from_paris')]);
 sql($paris, 'update stock set n = n + 1 where id = 100');

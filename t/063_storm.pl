@@ -1,6 +1,6 @@
-# Nodes that all write the same few rows, while links are cut, processes killed and servers crash:
-# in the end they are equal, row by row, and each row is the one that was written last.
-# t/lib/Storm.pm says what a storm is made of, and how one that failed is repeated and reduced.
+# Nodes that all write the same few rows, while links are cut, processes killed and servers crash.
+# At the end they are equal, row by row, and each row is the one that was written last.
+# t/lib/Storm.pm describes storms, and how a failed one is repeated and reduced.
 
 use strict;
 use warnings;

@@ -1,4 +1,4 @@
-# A storm as in t/063_storm.pl, with statements that change the schema on every node.
+# A storm as in t/063_storm.pl, with schema changes on every node.
 
 use strict;
 use warnings;

@@ -1,10 +1,10 @@
-# A transaction whose wal2json text is larger than any message of PostgreSQL's can be, in format
-# version 1, through pg_recvlogical: the pieces are one object, and the memory of the walsender does
-# not grow with it; nor does it in version 2 and in gir-json. And columns that an update left as
-# they were are named when they are asked for.
+# A transaction whose wal2json text is larger than a message of PostgreSQL can be, in format version
+# 1, through pg_recvlogical. The chunks form one object, and the walsender's memory does not grow
+# with it; nor does it in version 2 and in gir-json. Columns that an update left unchanged are named
+# on request.
 #
-# Values that compress well make little WAL and much text. Sizes are in MB; a soak takes larger
-# ones, and pieces as large as can be.
+# Values that compress well make little WAL and much text. Sizes are in MB. A soak takes larger
+# ones, and chunks of the largest size.
 
 use strict;
 use warnings;
@@ -18,7 +18,7 @@ use Time::HiRes qw(sleep time);
 
 my $soak = $ENV{BRAID_TEST_SECONDS};
 my $rows = $ENV{BRAID_TEST_ROWS} // ($soak ? 3000 : 1200);
-# Transactions without a change have an object too: nobody else's come between. pg_recvlogical
+# Transactions without a change have an object too, so no others may come in between. pg_recvlogical
 # answers between messages, one of which is over a gigabyte here.
 my $node = new_server('tokyo', conf => "logical_decoding_work_mem = '4MB'\nautovacuum = off\nwal_sender_timeout = 0\n");
 $node->safe_psql('postgres', q[
@@ -38,7 +38,7 @@ sub copy_slot
 sub recvlogical_as { return ('pg_recvlogical', '-d', $node->connstr('postgres'), '-S', 'copied', '--start', '--no-loop', '-F', '0', '-f', '-', map { ('-o', $_) } @_); }
 sub recvlogical { return recvlogical_as('format=wal2json', @_); }
 
-# Memory of the walsender in MB: its own now, and the most of all that it had, with the shared
+# Returns the walsender's memory in MB: its own at present, and the largest ever with the shared
 # buffers that it used.
 sub memory
 {
@@ -49,9 +49,9 @@ sub memory
 	return map { $status =~ /^$_:\s+(\d+) kB/m ? $1 / 1024 : 0 } qw(RssAnon VmHWM);
 }
 
-# Read one large transaction as it comes, without keeping it. What there was of it, and of the
-# walsender's memory. It is over when so many bytes have come, line ends not counted, or what the
-# pattern finds in the last 200.
+# Reads one large transaction without keeping it. Returns its properties and the walsender's memory.
+# It ends when that many bytes have come, without line ends, or when the pattern matches in the last
+# 200.
 sub follow
 {
 	my ($expected, @options) = @_;
@@ -76,7 +76,7 @@ sub follow_to
 		my $window = $tail . $piece;
 		my $at = -1;
 		$seen{changes}++ while ($at = index $window, $change, $at + 1) >= 0;
-		# Shorter than what is looked for, so that nothing counts twice.
+		# Shorter than the text that is looked for, so that no match counts twice.
 		$tail = substr $window, 1 - length $change;
 		if (time - $looked > 0.2)
 		{
@@ -96,7 +96,7 @@ sub follow_to
 	return \%seen;
 }
 
-# What wal2json would write, but for the line ends between pieces.
+# The output that wal2json would write, except for the line ends between chunks.
 sub expected
 {
 	my ($table, $from, $to, $length) = @_;
@@ -106,7 +106,7 @@ sub expected
 	return $bytes;
 }
 
-# A small one first, whole: what the walsender has without the large one.
+# A small one first, whole: the walsender's memory without the large one.
 $node->safe_psql('postgres', q[insert into small select i, repeat('s', 100000) from generate_series(1, 100) i]);
 my $small = expected('small', 1, 100, 100_000);
 my $base = follow($small, 'max-message-size=1MB');
@@ -122,18 +122,18 @@ is($object->{change}[99]{columnvalues}[1], 's' x 100_000, 'whose values are whol
 # The large one.
 $node->safe_psql('postgres', q[select pg_replication_slot_advance('feed', pg_current_wal_insert_lsn())]);
 my $start = time;
-# What is compressed already stays as it is.
+# Values that are compressed already stay as they are.
 $node->safe_psql('postgres', "insert into big select i, v from one, generate_series(1, $rows) i");
 note(sprintf 'written in %.1f s', time - $start);
 my $large = expected('big', 1, $rows, 1_000_000);
 cmp_ok($large, '>', 1 << 30, 'a transaction beyond what a message can hold') unless $ENV{BRAID_TEST_ROWS};
-# By default messages are as large as they can be, which is what wal2json's readers know.
+# By default messages are as large as possible, which wal2json's readers expect.
 my @ways = ([ 100 ]);
 push @ways, [ 100, 'max-message-size=1MB' ], [ 100, 'max-message-size=16MB' ], [ 100, 'write-in-chunks=1' ] if $soak;
 for my $way (@ways)
 {
 	my ($limit, @options) = @$way;
-	# In chunks there are line ends only.
+	# In chunks only line ends are added.
 	my $seen = follow($large, @options);
 	my $what = "@options" || 'defaults';
 	is($seen->{bytes}, $large, "$what: all of it");
@@ -145,8 +145,8 @@ for my $way (@ways)
 }
 note(sprintf 'the small one: at most %.0f MB, %.0f of its own', @$base{qw(peak rss)});
 
-# What writes a message for each row holds one row at a time, however large the transaction is: the
-# other formats, with a smaller one.
+# Formats that write a message for each row hold one row at a time, however large the transaction
+# is; with a smaller one.
 my $fewer = $soak ? 1500 : 300;
 $node->safe_psql('postgres', q[
 	create table next (like big including all);
@@ -165,7 +165,7 @@ for my $way (
 	cmp_ok($seen->{peak}, '<', $base->{peak} + 40, sprintf '%s: %d messages in %.1f s; at most %.0f MB of memory, %.0f of its own', $format, $seen->{lines}, @$seen{qw(seconds peak rss)});
 }
 
-# Columns that an update has left as they were.
+# Columns that an update has left unchanged.
 $node->safe_psql('postgres', q[
 	select pg_replication_slot_advance('feed', pg_current_wal_insert_lsn());
 	create table doc (id int primary key, title text, body text, note text);

@@ -1,6 +1,6 @@
-# Prepared transactions arrive prepared: seen only once they are committed, with the source's origin
-# and time, whatever is restarted or stopped in between; rolled back where they are rolled back at
-# the provider.
+# Prepared transactions arrive prepared: visible only once they are committed, with the source's
+# origin and time, whatever is restarted or stopped in between. They are rolled back here if they
+# are rolled back at the provider.
 
 use strict;
 use warnings;
@@ -33,7 +33,7 @@ sql($tokyo, q[begin; update item set v = 'one' where id = 1; insert into item va
 caught_up($paris, $tokyo);
 like(sql($paris, 'select gid from pg_prepared_xacts'), qr/^braid_\d+_\d+_\d+$/, 'what is prepared there is prepared here');
 is(sql($paris, 'select count(*) from item where v = \'one\''), '0', 'and is not seen');
-# Others go on meanwhile.
+# Other transactions go on meanwhile.
 sql($tokyo, q[update item set v = 'meanwhile' where id = 2]);
 caught_up($paris, $tokyo);
 is(sql($paris, 'select v from item where id = 2'), 'meanwhile', 'others go past it');
@@ -153,7 +153,7 @@ converged(@nodes);
 is(row($_, 12), 'tokyo prepared', 'the later one stays, on ' . $_->name) for @nodes;
 is(sql($paris, q[select kind, winner, local_row->>'v' from braid.conflict_history]), 'update_origin_differs|remote|paris earlier', 'and the other one is kept');
 
-# Its writer had seen one row, and not the other.
+# The writer had seen one of the rows, and not the other.
 sql($paris, q[update item set v = 'paris' where id in (18, 19)]);
 converged(@nodes);
 apart();
@@ -167,7 +167,7 @@ converged(@nodes);
 is(sql($paris, q[select string_agg(concat_ws(' ', key ->> 'id', winner, coalesce(concurrent::text, 'unknown')), ', ') from braid.conflict_history where key ->> 'id' in ('18', '19')]),
 	'19 remote true', 'what was seen is not recorded');
 
-# What was written after the PREPARE: the time of the commit decides, either way.
+# For rows that were written after the PREPARE, the time of the commit decides, either way.
 for my $newer (qw(tokyo paris))
 {
 	cut($paris, $name);
@@ -218,7 +218,7 @@ for (1 .. 10)
 }
 ok(waiting_for($paris, 0), 'the notes are gone');
 
-# Going past one that can't be applied: its end is met by an empty one.
+# Skipping one that can't be applied: its end finds an empty prepared transaction.
 sql($paris, q[alter table item add check (v <> 'bad')]);
 sql($tokyo, q[begin; update item set v = 'bad' where id = 14; prepare transaction 'bad']);
 ok(wait_until(sub { status($paris, $name)->{state} eq 'error' }, 20), 'it stops');
@@ -230,7 +230,7 @@ sql($tokyo, q[commit prepared 'bad'; update item set v = 'good' where id = 14]);
 converged(@nodes);
 is(row($paris, 14), 'good', 'and it goes on');
 
-# Somebody ends it here by hand: the commit finds nothing, and says so.
+# A person ends it here by hand: the commit finds nothing, and reports that.
 sql($tokyo, q[begin; update item set v = 'by hand' where id = 15; prepare transaction 'hand']);
 caught_up($paris, $tokyo);
 my $gid = sql($paris, 'select gid from pg_prepared_xacts');
@@ -248,7 +248,7 @@ sql($tokyo, q[update item set v = 'again' where id = 15]);
 caught_up($paris, $tokyo);
 is(row($paris, 15), 'again', 'gone past');
 
-# What is refused, and left.
+# Calls that are refused.
 ($status, $out, $err) = $paris->psql('postgres', "select braid.alter_subscription('$name', two_phase => false)");
 like($err, qr/two_phase of subscription "$name" cannot be changed/, 'it stays as it was created');
 ($status, $out, $err) = $paris->psql('postgres', "select braid.alter_subscription('$name', commit_order => 'relaxed')");

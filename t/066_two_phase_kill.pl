@@ -1,9 +1,9 @@
 # kill -9 of random processes of provider and subscriber under a load of prepared transactions:
 # committed at once, later, by another session, rolled back, large ones, and ordinary ones between
-# them. Each takes effect once, and nothing stays prepared.
+# them. Each takes effect once, and none stays prepared.
 #
-# A row of the ledger and one step of a counter are one transaction: the counter is compared with
-# how often it was incremented by a transaction that committed.
+# Each transaction adds a row to the ledger and one to a counter. The counter must equal the number
+# of committed transactions.
 
 use strict;
 use warnings;
@@ -74,7 +74,8 @@ commit prepared 'l:gid';
 \sleep 200 ms
 ];
 start_load($tokyo, small => '-c 2 -R 150', $prepared => '-c 3 -R 100', $large => '-c 1');
-# A coordinator that comes back: what a session or a crash has left is ended by another.
+# A transaction manager that comes back: transactions that a session or a crash has left prepared
+# are ended by another session.
 my $psql = 'psql -XAtq -h ' . $tokyo->host . ' -p ' . $tokyo->port . ' postgres';
 start_loop(qq[$psql -c "select format(case when gid like '%7' then 'rollback' else 'commit' end || ' prepared %L;', gid) from pg_prepared_xacts where prepared < now() - interval '1 s'" | $psql]);
 

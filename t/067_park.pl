@@ -1,5 +1,5 @@
-# on_error => 'park': a transaction that can't be applied is set aside with what depends on it,
-# everything else flows on; it survives a restart, is applied later, in order and under its own
+# on_error => 'park': a transaction that can't be applied is parked with its dependents, and
+# everything else goes on. It survives a restart, and is applied later, in order and with its own
 # version, or given up.
 
 use strict;
@@ -85,8 +85,8 @@ foreach my $mode (q[apply_mode => 'parallel'], q[apply_mode => 'serial'], q[appl
 
 here("select braid.alter_subscription('$name', apply_mode => 'parallel', consolidate => false, commit_order => 'source')");
 
-# What one of them is, and that it survives a restart. A trigger that fails here; the whole table
-# waits for it, since nobody knows what triggers do.
+# A parked transaction's record, which survives a restart. Here a trigger fails; the whole table
+# waits, because nobody knows what triggers do.
 here(q[create function refuse() returns trigger language plpgsql as $$ begin if new.v = 'bad' then raise exception 'not here' using hint = 'Ask somebody.'; end if; return new; end $$;
 	create trigger refuse before insert or update on item for each row execute function refuse();
 	alter table item enable always trigger refuse]);
@@ -107,7 +107,7 @@ $tokyo->safe_psql('postgres', q[update other set v = 'later' where id = 50; upda
 caught_up($paris, $tokyo);
 is(parked(), 'failed, waiting 1, waiting 1', 'after a restart they are there, and hold what they held');
 
-# What this node does itself is not held back: versions decide when the transaction is applied.
+# Writes of this node itself are not held back: versions decide when the transaction is applied.
 here(q[alter table item disable trigger refuse; update item set v = 'here' where id = 5]);
 is((retry($second))[0], '0', 'one that has to wait is not applied before the other');
 is((retry($first))[0], '3', 'the first takes along what waited for it');
@@ -164,7 +164,7 @@ caught_up($paris, $tokyo);
 same_tables([ $tokyo, $paris ], 'item');
 is(here(q[select count(*), count(distinct c.parked_id) from braid.parked_changes c join braid.parked_transactions using (parked_id) where state = 'skipped']), '2|2', 'what was given up is kept');
 
-# A session that holds what they wait for is told so.
+# A session that holds a lock that the retry waits for gets an error that says so.
 $tokyo->safe_psql('postgres', q[update item set v = 'much too long' where id = 1]);
 caught_up($paris, $tokyo);
 ($status, undef, $said) = $paris->psql('postgres', "begin; alter table item drop constraint short; select braid.retry_parked('$name')");
@@ -241,8 +241,8 @@ foreach my $streaming ('off', 'on')
 		versions_are_the_sources($_, "streaming $streaming, $rows rows") for qw(item other);
 	}
 }
-# What is committed in pieces: what is committed of it stays, the rest is parked, and holds what it
-# holds.
+# A transaction that is committed in chunks: committed chunks stay, the rest is parked, and holds
+# back its dependents.
 here("select braid.alter_subscription('$name', streaming => 'off', split_transactions_above => 100)");
 here(q[alter table other add constraint short check (length(v) < 50)]);
 my $update = q[do $$ begin for i in 1 .. 300 loop update other set v = repeat('z', case i when 150 then 60 else 40 end) where id = i; end loop; end $$];
@@ -262,7 +262,7 @@ caught_up($paris, $tokyo);
 same_tables([ $tokyo, $paris ], qw(item other));
 versions_are_the_sources('other', 'in pieces');
 
-# One that has to follow a parked one does so from the piece on in which that turns out.
+# A transaction that depends on a parked one is parked from the chunk on in which that turns out.
 here(q[alter table item add constraint short check (length(v) < 20)]);
 $tokyo->safe_psql('postgres', $_)
   for q[update item set v = 'a value that is far too long' where id = 2],
@@ -277,7 +277,7 @@ is((retry())[0], '3', 'all are applied');
 caught_up($paris, $tokyo);
 same_tables([ $tokyo, $paris ], qw(item other));
 
-# Too large to be held whole, too; and given up, after which the rest is missing.
+# Also too large for the ring; and given up, after which the rest is missing.
 here("select braid.alter_subscription('$name', split_transactions_above => 5000)");
 foreach my $streaming ('off', 'on')
 {

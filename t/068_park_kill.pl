@@ -1,9 +1,9 @@
-# kill -9 of random processes while transactions are parked, tried again and applied: each takes
-# effect once, or is parked once, and in the end all are applied.
+# kill -9 of random processes while transactions are parked, retried and applied. Each takes effect
+# once, or is parked once, and in the end all are applied.
 #
 # Each transaction has a row of the ledger. One that was applied twice would be a conflict; one that
-# was neither applied nor parked would be missing. In the end they are committed in pieces of one
-# change: what is parked of most is what comes after that row.
+# was neither applied nor parked would be missing. In the end they are committed in chunks of one
+# change: of most of them, the changes behind that row are parked.
 
 use strict;
 use warnings;
@@ -67,7 +67,7 @@ sub kill_while_parking
 	return;
 }
 
-# What is not applied is parked, and nothing is both; then all is applied.
+# Each transaction is either applied or parked, and none is both; then all are applied.
 sub applied_or_parked
 {
 	my ($node, $name) = @_;
@@ -102,7 +102,7 @@ ok(wait_until(sub { (attempt($paris, 'select count(*) > 0 from braid.parked_tran
 stop_load();
 applied_or_parked($paris, $name);
 
-# Those that were to be prepared are parked when they have committed.
+# Transactions that were to be prepared are parked when they have committed.
 $paris->stop;
 $name = subscribe($oslo, $tokyo, on_error => "'park'", two_phase => 'true');
 $oslo->safe_psql('postgres', $forbid);

@@ -1,6 +1,6 @@
-# An update that leaves large columns as they are does not carry them. Where the row here was last
-# written by another node than the update's, they are asked for at the node that has them; otherwise
-# nobody is asked.
+# An update does not carry large columns that it left unchanged. If another node than the update's
+# wrote the local row last, the values are fetched from the node that has them. Otherwise no node is
+# asked.
 
 use strict;
 use warnings;
@@ -28,7 +28,7 @@ on_all(q[
 	alter table part_low alter column big set storage external;
 	alter table part_high alter column big set storage external;
 ], values %node);
-# $link{subscriber}{provider}: what the subscriber hears of the provider, and asks it over.
+# $link{subscriber}{provider}: the link of the subscription, which also carries the questions.
 my %link;
 for my $to (@names)
 {
@@ -69,7 +69,7 @@ converged(values %node);
 same_tables([values %node], 'doc');
 is(join(' ', map { questions($_) } @node{@names}), '0 0 0', 'nobody is asked about updates of a row that came from their node');
 
-# The row was changed here: the large column is asked for, once for a row.
+# The row was changed here: the large column is fetched, once for a row.
 apart('older large value', 'doc', $tokyo, 'update doc set big = ' . big('tokyo') . ' where id = 1', $paris, 'update doc set n = 100 where id = 1');
 is(run($tokyo, 'select n, v from doc where id = 1'), '100|again', 'the later update has won');
 is(run($tokyo, q[select big = repeat('x', 9000) from doc where id = 1]), 't', 'with the large value that its node had');
@@ -80,7 +80,8 @@ is(run($paris, q[select n, big = ] . big('tokyo') . q[ from doc where id = 2]), 
 apart('both ways at once', 'doc', $paris, 'update doc set n = 300 where id between 30 and 40', $tokyo, 'update doc set big = ' . big('tokyo') . ' where id between 30 and 35',
 	$quito, q[update doc set v = 'quito' where id between 33 and 40]);
 
-# What was put into the row at a third node comes later than the update that had it already.
+# A value that was written at a third node arrives later than the update of a node that had it
+# already.
 links('down', $link{paris}{quito});
 run($quito, 'update doc set big = ' . big('quito') . ' where id = 50; insert into doc values (1000, 0, $$new$$, ' . big('new') . ')');
 caught_up($tokyo, $quito);
@@ -117,8 +118,8 @@ converged(values %node) for 1 .. 2;
 same_tables([values %node], 'doc');
 is(run($paris, 'select big = ' . big('start') . ' from doc where id = 60'), 't', 'and left where it had not');
 
-# What the winner had taken from a third node, by an update that left it alone there, and that comes
-# late; of several also some that it brings.
+# A value that the winner had from a third node, and that its update left unchanged, arrives late;
+# with several columns, some are in the update.
 links('down', $link{paris}{quito}, $link{tokyo}{paris});
 run($quito, 'update doc set big = ' . big('quito') . q[ where id = 62; update two set one = repeat('3', 9000), other = repeat('4', 9000)]);
 caught_up($tokyo, $quito);
@@ -132,7 +133,7 @@ converged(values %node) for 1 .. 2;
 same_tables([values %node], qw(doc two));
 is(run($tokyo, 'select n, v, big = ' . big('start') . ' from doc where id = 62'), '62|third|t', 'an update that comes late tells of large values that it has left alone');
 
-# Gone there meanwhile: the record that says so follows.
+# Deleted there meanwhile: the deletion follows in the stream.
 apart('deleted', 'doc', $tokyo, 'update doc set big = ' . big('tokyo') . ' where id = 70', $paris, 'update doc set n = 70 where id = 70', $paris, 'delete from doc where id = 70');
 is(run($tokyo, 'select count(*) from doc where id = 70'), '0', 'a row that is gone at the winner goes');
 apart('moved', 'doc', $tokyo, 'update doc set big = ' . big('tokyo') . ' where id = 80', $paris, 'update doc set id = 2080 where id = 80',
@@ -168,7 +169,7 @@ run($paris, 'insert into part select i, 0, ' . big('start') . ' from generate_se
 converged(values %node);
 apart('partitions', 'part', $tokyo, 'update part set big = ' . big('tokyo'), $paris, 'update part set id = 2000 + id where id <= 3', $paris, 'update part set n = 1 where id = 4');
 
-# A table that somebody has for himself at the provider: the transaction is tried again.
+# A table that is locked exclusively at the provider: the transaction is applied again.
 links('down');
 run($tokyo, 'update doc set big = ' . big('tokyo') . ' where id = 100');
 run($paris, 'update doc set n = 100 where id = 100');
@@ -228,7 +229,7 @@ converged(values %node);
 same_tables([values %node], 'doc');
 is(run($paris, q[select string_agg(id || ' ' || (big = repeat('x', 9000) or big = ] . big('start') . q[), ',' order by id) from doc where id in (180, 6181)]), '180 true,6181 true', 'what it had before it did');
 
-# A transaction that is sent while it runs, and one that is committed in pieces.
+# A transaction that is sent while it is in progress, and one that is committed in chunks.
 for my $split (0, 40)
 {
 	run($tokyo, "select braid.alter_subscription('tokyo_from_paris', streaming => 'on', split_transactions_above => $split)");
@@ -237,8 +238,8 @@ for my $split (0, 40)
 }
 run($tokyo, q[select braid.alter_subscription('tokyo_from_paris', split_transactions_above => 0)]);
 
-# The node whose row has won is away when a large value comes late: that waits for it, or for
-# somebody to say that it is not to be asked.
+# The node whose row has won is away when a large value comes late. The value waits for that node,
+# or until a person disables the subscription.
 for my $how ('back', 'disabled')
 {
 	my $row = $how eq 'back' ? 170 : 171;
@@ -271,7 +272,7 @@ for my $how ('back', 'disabled')
 	}
 }
 
-# Who may not read the table there is told so.
+# If the role may not read the table at the asked node, the error says so.
 run($paris, 'create role reader login replication; grant braid_monitor to reader; grant usage on schema public to reader');
 run($tokyo, "select braid.alter_subscription('tokyo_from_paris', dsn => '" . $link{tokyo}{paris}->connstr('postgres') . " user=reader')");
 converged(values %node);

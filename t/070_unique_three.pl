@@ -1,5 +1,5 @@
-# Three nodes: one meets a row and the one that it loses to, others never see the two together,
-# because the winner has given way before the loser came there. All end with the same rows.
+# Three nodes: one sees a row together with the row that it loses to. Others never do, because the
+# winner got another key before the loser came. All end with the same rows.
 
 use strict;
 use warnings;
@@ -35,7 +35,7 @@ sub all_have
 	return;
 }
 
-# Quito hears of the loser last, when the winner is long another.
+# Quito gets the loser last, when the winner has had another key for long.
 converged(@nodes);
 stop($quito, $tokyo);
 stop($tokyo, $paris);

@@ -1,5 +1,5 @@
-# Transactions that are prepared before, while and after tables are copied: what a copy has seen of
-# them is left out, the rest is applied. And what a prepared transaction deletes is remembered with
+# Transactions that are prepared before, while and after tables are copied: changes that a copy has
+# seen are left out, the rest is applied. Deletions by a prepared transaction are remembered with
 # the time of its commit.
 
 use strict;
@@ -21,7 +21,7 @@ $tokyo->safe_psql('postgres', q[insert into item select i, 'old' from generate_s
 sub sql { return $_[0]->safe_psql('postgres', $_[1]) }
 sub gids { return sql($_[0], 'select count(*) from pg_prepared_xacts') }
 
-# A transaction that has an id, and whether somebody waits for its end.
+# A transaction with an id, and whether a session waits for its end.
 sub runner
 {
 	my $session = $tokyo->background_psql('postgres');
@@ -74,7 +74,7 @@ sql($paris, "select braid.wait_for_subscription('$name')");
 caught_up($paris, $tokyo);
 is(gids($paris), '0', 'what was prepared before the slot was there is not prepared here');
 is(sql($paris, 'select v from item where id in (1, 2) order by id'), "before\nold", 'what had been committed is copied');
-# Its commit is later than what has come from a clock that is ahead.
+# The commit is later than the newest time that came from a clock that is ahead.
 on_all('create table ahead (id int primary key)', @nodes);
 sql($tokyo, q[
 	select * from braid.ingest(jsonb_build_object('operation', 'insert', 'after', '{"id": 1}'::jsonb,
@@ -89,8 +89,8 @@ is(sql($paris, $times), sql($tokyo, $times), 'it came as a whole when it was com
 is(sql($tokyo, q[select braid.commit_timestamp(xmin) > pg_xact_commit_timestamp(xmin) + interval '1 s' from item where id = 2]), 't', 'or that of its version, rather');
 ok($tokyo->poll_query_until('postgres', q[select behind = '0' from braid.clock_status]), 'which is past');
 
-# The same while a table is copied anew, when such transactions come prepared: of each the snapshot
-# says whether it is in the copy.
+# The same while a table is copied again, when such transactions come prepared: the snapshot says of
+# each whether it is in the copy.
 sql($paris, 'truncate item');
 while_slot_is_made(
 	sub { sql($paris, "select braid.resync_table('$name', 'item')") },
@@ -121,7 +121,8 @@ sql($paris, 'create table never (id int primary key)');
 sql($tokyo, q[begin; create table never (id int primary key); insert into never values (1), (2); prepare transaction 'never']);
 caught_up($paris, $tokyo);
 sql($tokyo, q[rollback prepared 'never'; insert into new values (4)]);
-# There is nothing to copy, as the provider has no such table: the log says so, and nobody stops.
+# There is nothing to copy, because the provider has no such table: the log says so, and the
+# subscription goes on.
 ok(wait_until(sub { sql($paris, q[select state from braid.subscription_table where relation = 'never'::regclass]) eq 'ready' }, 20), 'one that never came to be is not copied');
 like(slurp_file($paris->logfile), qr/public\.never: the table is not at the provider any more, and not copied/, 'is said');
 isnt(status($paris, $name)->{state}, 'error', 'and stops nobody');
@@ -144,7 +145,7 @@ sql($paris, "select braid.enable_subscription('$third')");
 caught_up($paris, $oslo);
 is(sql($paris, 'select id, v from item where id in (6, 7)'), '7|later', 'only what is newer than the commit comes back');
 is(sql($paris, q[select kind, winner from braid.conflict_history]), 'update_deleted|local', 'the other one is recorded') or diag(sql($paris, 'select kind, winner, reason, key from braid.conflict_history'));
-# What the manager does once an hour.
+# Work that the manager does once an hour.
 is(sql($paris, q[select count(*) from braid.tombstone where abs((extract(epoch from pg_xact_commit_timestamp(xmin)) * 1000000)::bigint - (select (extract(epoch from max(pg_xact_commit_timestamp(t.xmin))) * 1000000)::bigint from braid.tombstone t where deleted_at = 0)) < 1]) > 0 ? 1 : 0, 1, 'they have it');
 
 done_testing();

@@ -1,5 +1,5 @@
-# How far apart clocks are is measured, shown and warned of, while they are set; and changes that
-# come from the future are held back until their time has come, if that is asked for.
+# The difference of clocks is measured, shown and warned about, while clocks are set. If so
+# configured, changes from the future are held back until their time.
 
 use strict;
 use warnings;
@@ -13,7 +13,7 @@ use Time::HiRes qw(sleep);
 my $clock = FakeClock->new or plan skip_all => 'there is no C compiler to make a clock with';
 my $conf = "wal_sender_timeout = 0\nbraid.max_clock_wait = 3s\n";
 my $tokyo = $clock->over(sub { new_node('tokyo', conf => $conf) });
-# It moves forward only, by hours: how long a step of this test takes is of no consequence then.
+# The clock moves forward only, by hours: then the duration of a step of this test does not matter.
 my $clock_here = FakeClock->new;
 my $paris = $clock_here->over(sub { new_node('paris', conf => $conf) });
 my @both = ($tokyo, $paris);
@@ -23,7 +23,7 @@ my $back = subscribe($tokyo, $paris, origin => q['any'], copy_data => 'false');
 
 sub sql { my ($node, $sql) = @_; return $node->safe_psql('postgres', $sql); }
 # The leader has the value when this returns. A new session has it once the postmaster has read the
-# file and told all processes. The leader reads it before it reports the next position.
+# file and signalled all processes. The leader reads it before it reports the next position.
 sub set
 {
 	my ($setting, $value) = @_;
@@ -35,7 +35,7 @@ sub set
 	caught_up($paris, $tokyo);
 	return;
 }
-# Whether what a node says of the other's clock holds, when it is so many seconds ahead.
+# Tests the difference that a node shows to the other's clock, when that is so many seconds ahead.
 sub measures
 {
 	my ($node, $ahead, $why) = @_;
@@ -72,7 +72,8 @@ my $script = $paris->basedir . '/insert.sql';
 sql($tokyo, 'create sequence number');
 append_to_file($script, "insert into item values (1000 + nextval('number'), 'busy');\n");
 $first = sql($paris, 'select clock_measured_at from braid.subscription_detail');
-# Whether what is said holds at every look until a condition is true, or for some seconds.
+# Tests that the shown difference is right at every check until a condition is true, or for some
+# seconds.
 sub holds_until
 {
 	my ($ahead, $done, $seconds, $why) = @_;
@@ -96,7 +97,7 @@ ok(holds_until(3, "select clock_measured_at > '$first' from braid.subscription_d
 sql($paris, "select braid.set_rate_limit('$name')");
 converged(@both);
 is(count_lines($paris, qr/ms ahead of this node's/, $in_paris), 1, 'there is one warning, not one for each time');
-# A leader that starts asks before it streams, and has nothing new to say.
+# A new leader asks before it streams, and has nothing new to report.
 sql($paris, "select braid.disable_subscription('$name')");
 $clock->set(5);
 sql($paris, "select braid.enable_subscription('$name')");

@@ -1,5 +1,5 @@
-# A table is truncated on one node while others write it, and nobody hears of the others: what is
-# older than the truncate goes everywhere, whenever it comes, and what is newer stays everywhere.
+# A table is truncated on one node while others write it, and all are cut off: rows older than the
+# truncate are deleted everywhere, whenever they come, and newer ones stay everywhere.
 
 use strict;
 use warnings;

@@ -1,7 +1,7 @@
-# Exclusion constraints, deferrable constraints, unique keys of generated columns: rows that two
-# nodes write while nothing is delivered, and that can't stay beside each other. The newer one stays
-# on both, the older leaves and is in the history; nothing stops. A transaction that violates a
-# deferrable constraint in between only, is applied.
+# Exclusion constraints, deferrable constraints, unique keys of generated columns: two nodes, while
+# cut off, write rows that can't be in a table together. The newer one stays on both, the older one
+# is deleted and is in the history; nothing stops. A transaction that violates a deferrable
+# constraint only before its end is applied.
 
 use strict;
 use warnings;
@@ -38,7 +38,7 @@ sub cut
 	return;
 }
 
-# What leaves on one node goes to the other: until nothing moves any more.
+# Announced deletions go to the other node: waits until nothing moves any more.
 sub heal
 {
 	$_->[0]->safe_psql('postgres', "select braid.enable_subscription('$_->[1]')") for @streams;
@@ -85,7 +85,7 @@ both_have('stay', '2:second 3:first 4:second', 'ranges that meet no other');
 meet(q{update stay set during = '[40,50)', v = 'moved' where id = 2}, q{update stay set during = '[45,60)', v = 'moved too' where id = 3});
 both_have('stay', '3:moved too 4:second', 'updates that come to overlap');
 
-# Several in the way, of which one is in the way of none: what meets is told apart row by row.
+# Several blocking rows, and one row that does not overlap: decided row by row.
 meet(q{insert into stay values (5, '[3,3]', '[0,10)', 'five'), (6, '[3,3]', '[10,20)', 'six'), (7, '[3,3]', '[20,30)', 'seven')},
 	q{insert into stay values (8, '[3,3]', '[5,15)', 'eight')});
 both_have('stay', '3:moved too 4:second 7:seven 8:eight', 'two in the way of one');
@@ -106,7 +106,7 @@ $tokyo->safe_psql('postgres', q{update stay set v = 'newest' where id = 14});
 heal();
 is($_->safe_psql('postgres', q{select string_agg(v, ' ') from stay where id in (14, 15)}), 'newest', 'the row that was written last stays: ' . $_->name) for @both;
 
-# Partial; on an expression; with an index that brings too much.
+# Partial; on an expression; with a lossy index.
 meet(q{insert into part values (1, '[1,5)', false, 'first')}, q{insert into part values (2, '[2,6)', true, 'cancelled')});
 both_have('part', '1:first 2:cancelled', 'rows that a partial constraint leaves alone');
 meet(q{insert into part values (3, '[10,20)', false, 'third')}, q{update part set cancelled = false, during = '[8,12)', v = 'back' where id = 2});
@@ -117,7 +117,7 @@ meet(q{insert into shape values (1, '<(0,0),2>', 'first')}, q{insert into shape 
 both_have('shape', '2:second 3:near', 'what is near does not meet');
 is(conflicts($tokyo, 'shape'), 'insert_exists remote 1/2', 'nor is it spoken of');
 
-# Deferrable: in one transaction rows swap what no two may have.
+# Deferrable: in one transaction rows swap values that no two rows may share.
 for my $table ('swap', 'turn')
 {
 	$tokyo->safe_psql('postgres', "insert into $table values (1, 1, 'one'), (2, 2, 'two'), (3, 3, 'three')");
@@ -134,11 +134,11 @@ for my $table ('swap', 'turn')
 	$tokyo->safe_psql('postgres', "insert into $table values (6, 6, 'six'), (7, 7, 'seven')");
 	meet("update $table set place = 8, v = 'first' where id = 6", "update $table set place = 8, v = 'second' where id = 7");
 	both_have($table, '1:one 2:two 3:three 5:second 7:second', "$table: of two updates too");
-	# Between two changes of the transaction only.
+	# Violated only between two changes of the transaction.
 	meet("insert into $table values (9, 11, 'first')",
 		"begin; insert into $table values (10, 11, 'second'); update $table set place = 12 where id = 10; commit");
 	both_have($table, '1:one 2:two 3:three 5:second 7:second 9:first 10:second', "$table: what its transaction leaves is in no way");
-	# What is noted outlives a TRUNCATE of another table.
+	# A noted row outlives a TRUNCATE of another table.
 	meet("insert into $table values (13, 13, 'first')", "begin; insert into $table values (14, 13, 'second'); truncate bare; commit");
 	both_have($table, '1:one 2:two 3:three 5:second 7:second 9:first 10:second 14:second', "$table: and a TRUNCATE beside it");
 	is($_->safe_psql('postgres', "select count(*) - count(distinct place) from $table"), 0, "$table: no two have one place: " . $_->name) for @both;
@@ -175,7 +175,7 @@ if ($tokyo->safe_psql('postgres', 'show server_version_num') >= 180000)
 	is(conflicts($tokyo, 'lease'), 'insert_exists remote 1/3', 'the one that left is in the history');
 }
 
-# A transaction that is applied while it comes.
+# A transaction that is applied while it arrives.
 $paris->safe_psql('postgres', "alter system set braid.apply_buffer_size = '1MB'");
 $paris->restart;
 meet(q{insert into swap select i, i, 'many' from generate_series(100, 20000) i}, q{insert into swap values (40001, 777, 'newer')});

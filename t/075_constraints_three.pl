@@ -1,6 +1,6 @@
-# Three nodes, ranges that overlap and keys that are checked at a transaction's end: some meet on
-# one node, others on another, in another order. All nodes end with the same rows, of which no two
-# meet.
+# Three nodes, ranges that overlap and keys that are checked at a transaction's end. Some rows
+# conflict on one node, others on another, in another order. All nodes end with the same rows, of
+# which no two conflict.
 
 use strict;
 use warnings;
@@ -43,8 +43,8 @@ sub all_agree
 	return;
 }
 
-# The oldest meets the middle one, that meets the newest, which does not meet the oldest: the links
-# come back in every order.
+# The oldest row conflicts with the middle one, and that with the newest, which does not conflict
+# with the oldest. The links are healed in every order.
 my $id = 0;
 for my $round (0 .. 5)
 {
@@ -73,7 +73,7 @@ for my $round (0 .. 5)
 	$id += 3;
 }
 
-# Quito hears of the loser last, when the winner is long elsewhere.
+# Quito gets the loser last, when the winner has long been elsewhere.
 on_all('truncate stay, turn', $tokyo);
 settle();
 stop($quito, $tokyo);

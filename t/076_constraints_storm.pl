@@ -1,6 +1,6 @@
 # Three nodes that all write the same few rows, which must not overlap, or share a key when a
-# transaction ends, while links are cut, processes killed and servers crash: in the end they are
-# equal, row by row. As t/063_storm.pl, which says how one is repeated.
+# transaction ends, while links are cut, processes killed and servers crash. At the end they are
+# equal, row by row. See t/063_storm.pl.
 
 use strict;
 use warnings;

@@ -1,6 +1,6 @@
-# A third node joins while the two others write: the rows that it copies from one of them keep their
-# versions, so that what comes from the other one afterwards, and is older, or was seen already by
-# the first, changes nothing; what was deleted stays deleted.
+# A third node joins while the two others write. The rows that it copies from one of them keep their
+# versions. So later changes of the other node change nothing if they are older, or if the first
+# node had seen them already. Deleted rows stay deleted.
 
 use strict;
 use warnings;
@@ -52,7 +52,7 @@ my $from_paris = subscribe($oslo, $paris, copy_data => 'false');
 disable($oslo, $from_paris);
 subscribe($_, $oslo, copy_data => 'false') for $tokyo, $paris;
 
-# What paris writes now, oslo gets later. Tokyo sees it, and writes over some of it.
+# Oslo gets the next changes of paris later. Tokyo sees them, and overwrites some rows.
 $paris->safe_psql('postgres', q[
 	update account set n = 1, note = 'paris' where id <= 20;
 	delete from account where id in (21, 22);
@@ -135,7 +135,7 @@ for my $other ($paris, $oslo)
 	push @disabled, subscribe($lima, $other, copy_data => 'false', create_slot => 'false', slot_name => q['lima_joins'], enabled => 'false', wait => 0);
 }
 subscribe($_, $lima, copy_data => 'false') for @old;
-# What they had committed before their slots is in the copy: tokyo has it by then.
+# Their commits from before their slots are in the copy: tokyo has them by then.
 for my $other ($paris, $oslo)
 {
 	my $position = $other->safe_psql('postgres', 'select braid.sync_event()');
@@ -158,7 +158,7 @@ converged(@old, $lima);
 cmp_ok($lima->safe_psql('postgres', 'select count(*) from braid.copied_version'), '>', 0, 'versions came along');
 same_tables([ @old, $lima ], qw(account hot));
 
-# They go when nothing older can arrive any more, and with the next copy.
+# The records are removed when nothing older can arrive any more, and with the next copy.
 cmp_ok($oslo->safe_psql('postgres', 'select count(*) from braid.copied_table'), '>', 0, 'it is known where rows were copied from');
 $oslo->safe_psql('postgres', q[update braid.copied_version set version_at = version_at - 3 * 3600 * 1000000::bigint; update braid.copied_table set newest = newest - 3 * 3600 * 1000000::bigint]);
 $oslo->restart;
@@ -166,7 +166,7 @@ ok(wait_until(sub { $oslo->safe_psql('postgres', 'select (select count(*) from b
 
 done_testing();
 
-# What psql says of a statement that fails.
+# Returns psql's message about a statement that fails.
 sub attempt_error
 {
 	my ($node, $sql) = @_;

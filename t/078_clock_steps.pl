@@ -1,5 +1,5 @@
-# A clock that steps back changes who wins, but never makes nodes differ: where a commit would have
-# to wait too long for this node's clock, its transaction gets a version of its own, after all that
+# A clock that steps back changes which version wins, but never makes nodes differ. If a commit
+# would have to wait too long for this node's clock, its transaction gets a version behind all that
 # it may have seen. Each of three nodes has a clock that is set while it runs.
 
 use strict;
@@ -64,7 +64,7 @@ is(sql($tokyo, qq[select braid.commit_timestamp(xmin) > '$newest' from item wher
 converged(@nodes);
 is(sql($_, 'select v from item where id = 1'), 'third', 'and wins at ' . $_->name) for @nodes;
 
-# A transaction that is sent before it ends, and one of several pieces of memory that is not.
+# A transaction that is sent before it ends, and a larger one that is not.
 link_up($oslo, $tokyo, 0);
 sql($oslo, q[select braid.alter_subscription('oslo_from_tokyo', streaming => 'off')]);
 sql($tokyo, q[update item set v = repeat('long', 50) || id where id > 10]);
@@ -89,7 +89,7 @@ link_up($oslo, $tokyo, 1);
 converged(@nodes);
 is(sql($_, q[select pg_xact_commit_timestamp(xmin) from item where id = 8]), sql($tokyo, q[select braid.commit_timestamp(xmin) from item where id = 8]), 'under which it comes to ' . $_->name) for $paris, $oslo;
 
-# Consumers of JSON get the version as the time of the commit; wal2json's says what WAL says.
+# Consumers of JSON get the version as the time of the commit; wal2json's form has the time in WAL.
 sql($tokyo, q[select pg_create_logical_replication_slot('json', 'braid')]);
 sql($tokyo, q[update item set v = 'json' where id = 5]);
 my $version = sql($tokyo, q[select extract(epoch from braid.commit_timestamp(xmin)) from item where id = 5]);
@@ -99,7 +99,7 @@ my $clock = sql($tokyo, q[select extract(epoch from pg_xact_commit_timestamp(xmi
 is(sql($tokyo, q[select extract(epoch from (data::jsonb ->> 'timestamp')::timestamptz) from pg_logical_slot_peek_changes('json', null, null, 'format', 'wal2json', 'include-timestamp', 'true', 'add-tables', 'public.item') where data like '%update%']),
 	$clock, 'wal2json the time of the commit');
 
-# What was copied from a node with such versions has them.
+# Rows that were copied from a node with such versions keep them.
 my $lima = new_node('lima', conf => "braid.max_clock_wait = 10ms\n");
 sql($lima, 'create table item (id int primary key, v text); create table hot (k int primary key, n int not null, who text)');
 subscribe($lima, $paris, copy_data => 'false');
@@ -111,7 +111,8 @@ ok(wait_until(sub { sql($lima, 'select count(*) from braid.pending_cleanup') eq 
 $lima->stop;
 sql($tokyo, q[select pg_drop_replication_slot('json')]);
 
-# What came from the future is remembered through a restart, and not only by the last transactions.
+# The newest time from the future is remembered through a restart, also if the last transactions are
+# older.
 $clocks[0]->set(0);
 $clocks[2]->set(140);
 sql($oslo, q[update item set v = 'future' where id = 6]);
@@ -124,7 +125,7 @@ $clocks[1]->over(sub { $paris->restart });
 is(sql($paris, qq[select newest_seen >= '$future' from braid.clock_status]), 't', 'and known after a restart');
 converged(@nodes);
 
-# Which are forgotten once nothing older can come, and no slot needs them.
+# The records are removed once nothing older can arrive, and no slot needs them.
 sql($tokyo, q[update braid.local_version set committed_at = committed_at - 3 * 3600 * 1000000::bigint]);
 sql($tokyo, q[select txid_current() from generate_series(1, 2)]) for 1 .. 3;
 sql($tokyo, q[do $$ begin for i in 1 .. 1200 loop perform txid_current(); commit; end loop; end $$]);

@@ -1,6 +1,6 @@
-# A provider that stays away for longer than a limit is given up: what was remembered for its sake
-# is forgotten, and its subscription stops before that, until somebody says what is to become of it.
-# Without a limit, and while it is connected, it is waited for.
+# A provider that stays away for longer than a limit is given up: its subscription stops, and then
+# the records that were kept for it are removed. A person has to decide what follows. Without a
+# limit, and while the provider is connected, the records are kept.
 
 use strict;
 use warnings;
@@ -23,7 +23,7 @@ my $state = "select state from braid.subscription_status where name = '$name'";
 sql($tokyo, q[insert into braid.tombstone values (4711, extract(epoch from now() - interval '3 h') * 1000000, 'item'::regclass, 0)]);
 my $deletions = q[select count(*) from braid.tombstone where key_hash = 4711];
 
-# Paris writes a row that tokyo deletes, and goes away before it has told.
+# Paris writes a row that tokyo deletes, and goes away before it has sent that.
 disable($tokyo, $name);
 sql($paris, q[update item set v = 'paris' where id = 1]);
 sql($tokyo, q[select pg_sleep(0.1); delete from item where id = 1]);
@@ -53,7 +53,7 @@ like(slurp_file($tokyo->logfile, $before), qr/WARNING:  provider "paris" of subs
 $tokyo->restart;
 ok($tokyo->poll_query_until('postgres', "select ($deletions) = 0"), 'what was deleted is forgotten then');
 
-# It comes back. Nothing happens behind the user's back.
+# Paris comes back. The subscription does not go on without the user.
 $paris->start;
 is((attempt_error("select braid.enable_subscription('$name')"))[0] =~ /provider "paris" of subscription "$name" was away for longer.*HINT:.*after_away => true/s, 1, 'it does not go on by itself');
 is(sql($tokyo, $state), 'error', 'it stays stopped');

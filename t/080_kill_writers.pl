@@ -1,7 +1,6 @@
 # kill -9 of random processes of two nodes that both write the same rows: increments that add up,
-# tags that a conflict function joins and another that writes about what it was asked, rows that the
-# last writer wins. In the end both nodes have the same, and each increment and each tag that was
-# committed anywhere counts once.
+# tags that a conflict function joins, another function that writes, and rows that the last writer
+# wins. In the end both nodes have the same, and each committed increment and tag counts once.
 
 use strict;
 use warnings;
@@ -78,7 +77,7 @@ for my $node (@both)
 	ok(wait_until(sub { $node->safe_psql('postgres', $written) eq 't' }, 120), 'there was load at ' . $node->name);
 }
 stop_load();
-# What a function has written goes to the other node, which may ask in turn.
+# Rows that a function has written go to the other node, whose function may write in turn.
 converged(@both) for 1 .. 2;
 
 same_tables(\@both, qw(ledger counter label account asked item));

@@ -1,4 +1,4 @@
-# One applier takes the transactions or all of them do, whichever is faster, and the view says so.
+# Either one applier claims the transactions or all do, whichever is faster, and the view shows it.
 
 use strict;
 use warnings;
@@ -14,7 +14,7 @@ on_all(q[
 	create table item (id int primary key, n int not null);
 	create table hot (id int primary key, n int not null);
 ], $tokyo, $paris);
-# Each row takes two milliseconds here, of nobody's processor: as if it came from a disk.
+# Each row takes two milliseconds here, without using a processor, as if it came from a disk.
 $paris->safe_psql('postgres', q[
 	create function dawdle() returns trigger immutable language plpgsql as $$ begin perform pg_sleep(0.002); return new; end $$;
 	create trigger dawdle before insert or update on item for each row execute function dawdle();
@@ -53,8 +53,8 @@ ok(wait_until(sub { stats(q[concat_ws(' ', appliers_taking, rate_one, rate_all)]
 is(had_work(sub { $tokyo->safe_psql('postgres', "insert into item values ($_, 0)") for 1 .. 20 }), 1, 'while nothing waits one does everything');
 is(stats('rate_one is null'), 't', 'and nothing is tried');
 
-# What was found holds until it is tried again, and that is only while transactions wait: of these
-# there are more until it is so.
+# The decision holds until the next trial, and a trial takes place only while transactions wait. So
+# transactions are added until it has taken place.
 sub found
 {
 	my ($condition, $from, $count, $sql) = @_;
@@ -62,7 +62,7 @@ sub found
 	{
 		each_of($from + $round * $count, $from + $round * $count + $count - 1, $sql);
 		next unless wait_until(sub { stats($condition) eq 't' }, 5);
-		# What still waits may be enough for the next trial, whose result stays then.
+		# The remaining transactions may be enough for the next trial, whose result stays then.
 		caught_up($paris, $tokyo);
 		return 1 if stats($condition) eq 't';
 	}
@@ -79,7 +79,7 @@ is(stats('appliers_taking, rate_one, rate_all'), $found, 'that is kept while not
 # One of what can't: each waits for the one before.
 ok(found('appliers_taking = 1 and rate_all < 1.1 * rate_one', 1, 1500, 'update hot set n = n + 1 where id = 1'), 'one takes transactions, as all are no faster: ' . stats('rate_one, rate_all'));
 
-# What the setting says counts at once.
+# The setting counts at once.
 $paris->safe_psql('postgres', 'alter system set braid.parallel_apply = always');
 $paris->reload;
 ok(wait_until(sub { stats('appliers_taking') == 4 }, 20), 'always all');
@@ -88,7 +88,7 @@ $paris->safe_psql('postgres', 'alter system set braid.parallel_apply = auto');
 $paris->reload;
 ok(wait_until(sub { stats('appliers_taking') == 1 }, 20), 'and one again');
 
-# An attempt at a parked transaction that waits for a lock holds up nothing else.
+# An attempt at a parked transaction that waits for a lock delays nothing else.
 $paris->safe_psql('postgres', "select braid.alter_subscription('$name', on_error => 'park'); alter table hot add constraint few check (n < 0) not valid");
 $tokyo->safe_psql('postgres', 'update hot set n = n + 1 where id = 1');
 caught_up($paris, $tokyo);

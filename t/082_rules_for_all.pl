@@ -1,5 +1,5 @@
-# A rule for conflicts that is set on one node for all of them: it comes with what was committed
-# before and after it, the newer of two stays on every node, and nobody else can send one.
+# A conflict rule that is set on one node for all nodes: it arrives in order with other commits, the
+# newer of two stays on every node, and nobody else can send one.
 
 use strict;
 use warnings;
@@ -60,7 +60,7 @@ sql($tokyo, 'select braid.set_conflict_resolution(null, null, null, on_all_nodes
 all_have('none', 'removed');
 is(sql($_, 'select count(*) from braid.rule_change'), '0', 'nothing is left of it on ' . $_->name) for @nodes, $rome;
 
-# What is for one node stays there; what is rolled back is nowhere; what is prepared counts when it
+# A rule for one node stays there; a rolled back one is nowhere; a prepared one counts when it
 # commits.
 sql($paris, q[select braid.set_conflict_resolution('account', 'delete_missing', 'keep_local')]);
 sql($tokyo, q[begin; select braid.set_conflict_resolution('account', null, 'apply_remote', on_all_nodes => true); rollback]);
@@ -96,8 +96,8 @@ all_have('account update_exists apply_remote', 'the newer rule, the newer remova
 sql($paris, q[select braid.set_conflict_resolution('account', 'update_exists', null, on_all_nodes => true)]);
 all_have('none', 'removed again');
 
-# It counts for what was committed after it, and not for what was before, in every apply mode.
-# Nobody reads from oslo what others wrote: transactions are joined there.
+# A rule counts for later commits, and not for earlier ones, in every apply mode. No node reads
+# others' changes from oslo: transactions are joined there.
 my $number = 0;
 for my $mode ("'parallel'", "'batch'", "'batch', consolidate => true", "'aggregate'")
 {
@@ -121,8 +121,8 @@ for my $mode ("'parallel'", "'batch'", "'batch', consolidate => true", "'aggrega
 	converged(@nodes);
 }
 
-# What is not there: a table is said in the log, a function stops the subscription until it is
-# there.
+# If the table is missing, the log says so. If the function is missing, the subscription stops until
+# it exists.
 my $log = -s $paris->logfile;
 sql($tokyo, 'create table tokyos_own (id int primary key)');
 sql($tokyo, q[select braid.set_conflict_resolution('tokyos_own', null, 'keep_local', on_all_nodes => true)]);
@@ -143,8 +143,8 @@ all_have('account insert_exists function larger(account,account,account,braid.co
 sql($tokyo, q[select braid.set_conflict_resolution('account', 'insert_exists', null, on_all_nodes => true)]);
 all_have('none', 'and are without it again');
 
-# A node that joins is told which ones count on all nodes, and which were removed; what is for one
-# node stays there. What it has itself and is older gives way.
+# A joining node gets the rules for all nodes, and which were removed. Rules for one node stay
+# there. Older rules of the joining node are replaced.
 my $lima = new_node('lima', conf => $conf);
 sql($lima, q[create table account (id int primary key, owner text, balance int not null default 0); create table tokyos_own (id int primary key)]);
 sql($lima, q[select braid.set_conflict_resolution('account', 'insert_exists', 'keep_local')]);

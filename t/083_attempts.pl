@@ -1,6 +1,6 @@
-# How often a transaction is tried that can't be applied: for ever while it fails for what passes by
-# itself, three times where it violates a constraint, however often it has failed before for
-# something else.
+# Number of attempts at a transaction that can't be applied: no limit for errors that pass by
+# themselves, three for a violated constraint, however often it has failed before for something
+# else.
 
 use strict;
 use warnings;

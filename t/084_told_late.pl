@@ -1,6 +1,6 @@
-# A row lost to another one on a node that then can't tell the others: the applier is ended in
-# between, or fails. The others hear of it all the same, and soon, though they never see the two
-# rows together.
+# A row loses to another one on a node that then can't announce the deletion: the applier is ended
+# in between, or fails. The others get it all the same, and soon, though they never see the two rows
+# together.
 
 use strict;
 use warnings;
@@ -16,7 +16,7 @@ subscribe($paris, $tokyo);
 sub rows { return $_[0]->safe_psql('postgres', q[select coalesce(string_agg(a::text, ' ' order by id), '') from account a]); }
 sub untold { return $paris->safe_psql('postgres', 'select count(*) from braid.displacement'); }
 
-# What paris tells is a row of this table that goes.
+# Paris announces a deletion by deleting a row of this table.
 $paris->safe_psql('postgres', q[
 	create function hold() returns trigger language plpgsql as $$ begin perform pg_advisory_xact_lock(1); return old; end $$;
 	create function refuse() returns trigger language plpgsql as $$ begin raise exception 'not now' using errcode = 'lock_not_available'; end $$;

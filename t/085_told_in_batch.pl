@@ -1,6 +1,6 @@
-# A row lost to another one at its provider, which tells of that only when it has written to that
-# row again: what comes later in its stream is the older version. A subscriber that commits both as
-# one keeps the newer row, in each way of applying.
+# A row loses to another one at its provider, which announces that only after it has written to that
+# row again. So the later transaction of its stream has the older version. A subscriber that commits
+# both as one keeps the newer row, in each way of applying.
 
 use strict;
 use warnings;
@@ -14,7 +14,7 @@ subscribe($paris, $quito);
 my $name = subscribe($tokyo, $paris, apply_mode => "'batch'");
 sub rows { return $_[0]->safe_psql('postgres', q[select string_agg(a::text, ' ' order by id) from account a]); }
 
-# Telling waits for whoever holds this lock.
+# The announcement waits for the holder of this lock.
 $paris->safe_psql('postgres', q[
 	create function hold() returns trigger language plpgsql as $$ begin perform pg_advisory_xact_lock(1); return old; end $$;
 	create trigger hold before delete on braid.displacement for each row execute function hold();

@@ -1,5 +1,6 @@
-# A table is copied from one node while the changes of another one come in: what these wrote or
-# deleted before the copy was there, and what is in the copy, become the newest version of each row.
+# A table is copied from one node while changes of another one arrive. Rows that these have written
+# or deleted before the copy was visible, and the copy's rows, end with the newest version of each
+# row.
 
 use strict;
 use warnings;
@@ -26,7 +27,7 @@ for my $table (@tables)
 }
 caught_up($paris, $tokyo);
 
-# Nothing that paris writes from here on comes to oslo before it is said.
+# No change of paris reaches oslo from here on until the stream is released.
 $oslo->safe_psql('postgres', $definition);
 my $oslo_from_paris = subscribe($oslo, $paris, copy_data => 'false');
 disable($oslo, $oslo_from_paris);

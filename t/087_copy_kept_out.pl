@@ -1,5 +1,5 @@
-# Rows that a copy brings and a unique key keeps out that only this node has: the subscription stops
-# and says so, whether others write meanwhile or not. None is left out without a word.
+# A copy brings rows that a unique key of this node alone keeps out. The subscription stops and
+# reports it, whether others write meanwhile or not. No row is left out silently.
 
 use strict;
 use warnings;
@@ -40,7 +40,7 @@ $holder->quit;
 stops('beside another row', qr/rows that are in table "public.account" here keep 1 of the provider's out/);
 is($oslo->safe_psql('postgres', 'select string_agg(id::text, $$ $$) from account'), '9', 'nothing was copied then either');
 
-# Without the key the table is copied anew.
+# Without the key the table is copied again.
 $oslo->safe_psql('postgres', qq[
 	alter table account drop constraint account_code_key;
 	select braid.resync_table('$name', 'account', truncate_first => true);

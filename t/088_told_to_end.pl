@@ -1,6 +1,6 @@
-# An applier that is told to end in the middle of a commit has applied nothing of it: what it had in
-# hand comes again. From 16 on, PostgreSQL moves a replication origin with what is rolled back too,
-# to wherever the process has said by then.
+# An applier that is terminated in the middle of a commit has applied nothing of it: its transaction
+# comes again. From version 16 on, PostgreSQL moves a replication origin even at a rollback, to the
+# position that the process has set by then.
 
 use strict;
 use warnings;
@@ -19,8 +19,8 @@ on_all(q[
 my %name = ($paris => subscribe($paris, $tokyo, on_error => "'park'"), $quito => subscribe($quito, $tokyo, two_phase => 'true'));
 sub sql { return $_[0]->safe_psql('postgres', $_[1]) }
 
-# Run `work` at the provider while a session holds what `hold` says at the subscriber, and terminate
-# the applier that waits for it.
+# Runs `work` at the provider while a session holds the locks of `hold` at the subscriber, and
+# terminates the applier that waits for it.
 sub terminated
 {
 	my ($subscriber, $hold, $work, $what) = @_;
@@ -33,7 +33,7 @@ sub terminated
 	is(sql($subscriber, "select bool_and(pg_terminate_backend(pid, 10000)) from pg_stat_activity where $waits"), 't', "$what: and is told to end");
 	$session->query_safe('rollback');
 	$session->quit;
-	# Whoever goes on goes on from where the origins are.
+	# The next applier goes on from the position of the origins.
 	sql($subscriber, "select braid.disable_subscription('$name')");
 	sql($subscriber, "select braid.enable_subscription('$name')");
 	caught_up($subscriber, $tokyo);

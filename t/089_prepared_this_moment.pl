@@ -1,6 +1,6 @@
 # A transaction is prepared, and its PREPARE decoded, some time before the provider's
-# pg_prepared_xacts shows it. What can't be prepared here is noted down until it has ended there,
-# and is not taken for ended in between: its COMMIT PREPARED would meet nothing.
+# pg_prepared_xacts shows it. A transaction that can't be prepared here is noted until it has ended
+# at the provider. It must not count as ended in between: its COMMIT PREPARED would find nothing.
 #
 # A debugger holds the session at that point.
 
@@ -40,7 +40,8 @@ $gdb->pump until $out =~ /Run till exit.*\n.*\n/;
 
 ok(wait_until(sub { noted() eq '1' }, 20), 'it is noted down');
 is(sql($tokyo, 'select count(*) from pg_prepared_xacts'), '0', 'before it is shown');
-# Each start of the leader looks at what is over, and each that goes on behind that forgets it.
+# Each start of the leader checks which transactions are over, and forgets those behind which it
+# goes on.
 for my $k (1 .. 3)
 {
 	sql($paris, "select braid.disable_subscription('$name')");

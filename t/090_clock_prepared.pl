@@ -1,7 +1,7 @@
-# A clock that steps back between PREPARE TRANSACTION and COMMIT PREPARED never makes nodes differ:
-# the transaction gets a version after all that its node has seen, though nothing can be added to it
-# any more. It reaches those who had it prepared, those who get it whole, the collector of deletions
-# and readers of JSON.
+# A clock that steps back between PREPARE TRANSACTION and COMMIT PREPARED never makes nodes differ.
+# The transaction gets a version behind all that its node has seen, though nothing can be added to
+# it any more. That version reaches nodes that had it prepared, nodes that get it whole, the
+# collector of deletions and readers of JSON.
 
 use strict;
 use warnings;
@@ -40,7 +40,7 @@ commit;
 # From here on paris has tokyo's prepared transactions prepared; oslo gets them whole.
 sql($paris, q[select braid.drop_subscription('paris_from_tokyo')]);
 subscribe($paris, $tokyo, copy_data => 'false', two_phase => 'true');
-# What tokyo, or another node's commit record, says of the rows' version.
+# The rows' version as tokyo, or another node's commit record, has it.
 my $versions = sub { return "select id, braid.commit_timestamp(xmin) from item where id in ($_[0]) order by 1" };
 
 # Tokyo writes in a minute, and again, now, by prepared transactions. In between, paris has written,
@@ -102,7 +102,7 @@ $before = written();
 $tokyo->command_ok([ 'pgbench', '-n', '-t', '1', '-M', 'extended', '-f', $script, 'postgres' ], 'COMMIT PREPARED as a message of its own');
 is(written(), $before + 1, 'has a version');
 
-# Who can't commit it leaves nothing behind.
+# A COMMIT PREPARED that fails leaves nothing behind.
 sub refused
 {
 	my ($sql, $expected, $what) = @_;
@@ -125,7 +125,7 @@ refused(q[set braid.clock_behind_action = error; commit prepared 'refused'], '55
 sql($tokyo, q[set braid.max_clock_wait = 0; commit prepared 'refused']);
 is(sql($tokyo, q[select braid.commit_timestamp(xmin) - pg_xact_commit_timestamp(xmin) > '5 s' from item where id = 9]), 't', 'it can be tried again, and without a wait it has a version too');
 
-# Consumers of JSON get the version as the time of the commit; wal2json's says what WAL says.
+# Consumers of JSON get the version as the time of the commit; wal2json's form has the time in WAL.
 sql($tokyo, q[select pg_create_logical_replication_slot('json', 'braid')]);
 sql($tokyo, q[begin; update item set v = 'json' where id = 10; prepare transaction 'json'; commit prepared 'json']);
 my $version = sql($tokyo, q[select extract(epoch from braid.commit_timestamp(xmin)) from item where id = 10]);

@@ -1,6 +1,6 @@
-# A table is copied from one node while another one's rows come, and two of them are equal under a
-# further unique key. The copy is made again until both nodes have heard of each other, and one of
-# the two rows has left on all of them: nobody has to do anything.
+# A table is copied from one node while another one's rows arrive, and two of them are equal under a
+# further unique key. The copy is made again until both nodes have received each other's changes,
+# and one of the two rows is deleted on all of them, without help.
 
 use strict;
 use warnings;
@@ -22,8 +22,8 @@ subscribe($paris, $tokyo, copy_data => 'false');
 subscribe($oslo, $paris, copy_data => 'false');
 subscribe($_, $oslo, copy_data => 'false') for $tokyo, $paris;
 
-# Cut off from each other, tokyo and paris give a code to two rows: the later one is once the one's,
-# once the other's.
+# While cut off from each other, tokyo and paris give a code to two rows. The later one is once a
+# row of tokyo, once a row of paris.
 my @cut = ([ $tokyo, 'tokyo_from_paris' ], [ $paris, 'paris_from_tokyo' ]);
 disable($_->[0], $_->[1]) for @cut;
 sql($tokyo, 'insert into account values (0, 0), (1, 5)');

@@ -1,6 +1,7 @@
-# What is prepared here keeps its locks until its end comes. Where what comes before that end waits
-# for them, by way of a session, of another subscription, or of a table's lock, PostgreSQL sees no
-# deadlock. The transaction is given up then and comes as a whole; no session is cancelled.
+# A prepared transaction keeps its locks until its end arrives. If earlier transactions of the
+# stream wait for them, through a session, another subscription, or a table's lock, PostgreSQL sees
+# no deadlock. The prepared transaction is then given up and comes again as a whole. No session is
+# cancelled.
 
 use strict;
 use warnings;
@@ -91,7 +92,7 @@ is(gids(), '0', 'neither is any more');
 is(value($paris, 6), 'tokyo prepared', 'the later one of two writes is there');
 is(value($paris, 7), 'oslo prepared', 'of either row');
 
-# One that somebody waits for, without anything before its end: it stays.
+# A prepared transaction for which a session waits, without anything before its end: it stays.
 prepared_at_tokyo('stays', q[update item set v = 'stays' where id = 8]);
 $session = $paris->background_psql('postgres');
 $pid = $session->query_safe('select pg_backend_pid()');

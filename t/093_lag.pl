@@ -1,6 +1,6 @@
-# What lag_time says: how old the rows here may be. Not the age of the last transaction, which after
-# a quiet night is that of the night; and not 0 while the provider is out of reach. And which
-# transaction an applier has in hand.
+# lag_time: how old the local rows may be. It is not the age of the last transaction, which may be
+# from last night, and not 0 while the provider is out of reach. Also: which transaction an applier
+# is applying.
 
 use strict;
 use warnings;
@@ -29,7 +29,7 @@ sleep $quiet;
 ok(wait_until(sub { lag() eq '0.000000' }, 10), 'nothing is left to apply: no lag') or diag lag();
 ok(wait_until(sub { my $age = heard(); $age < $quiet / 2 }, 10), 'the provider is heard while nothing happens') or diag heard();
 
-# A change that is held up.
+# A change that has to wait.
 my $session = $paris->background_psql('postgres', on_error_die => 1);
 $session->query_safe('begin; lock table item');
 my $held = time;

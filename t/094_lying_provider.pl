@@ -1,9 +1,9 @@
-# A provider whose messages are well-formed and whose records are not, or are not in their place: an
-# error that says so, another attempt, nothing lost and nothing twice, and nobody crashes. Under
-# load, with small transactions, many to a frame, and large ones of several frames.
+# A provider sends well-formed messages with invalid or misplaced records, under load, with many
+# small transactions to a frame, and large ones of several frames. The subscriber reports an error
+# and tries again. Nothing is lost or applied twice, and no process crashes.
 #
-# Not here, since each record is right by itself: a change within a transaction that comes twice, a
-# change or a transaction that does not come.
+# Not tested, because each record is valid by itself: a change that comes twice within a
+# transaction, and a change or a transaction that does not come.
 
 use strict;
 use warnings;
@@ -29,7 +29,7 @@ $paris->safe_psql('postgres', "select braid.alter_subscription('$name', dsn => '
 caught_up($paris, $tokyo);
 start_load($tokyo, small => '-c 2 -R 200', large => '-c 1');
 
-# A lie, and what the subscriber says of it.
+# A lie, and the subscriber's message about it.
 my @lies = (
 	[ signature => qr/does not start with the GIR signature/ ],
 	[ unknown_tag => qr/unknown record tag/ ],
@@ -49,7 +49,7 @@ sub has_said
 	return slurp_file($paris->logfile, $offset) =~ $what;
 }
 
-# What is committed now comes.
+# Tests that the next commit arrives.
 sub goes_on_after
 {
 	my ($kind) = @_;
@@ -81,7 +81,7 @@ for (@lies)
 	goes_on_after($kind);
 }
 
-# One that does nothing else is not asked for ever.
+# A provider that only lies is not asked without end.
 my $offset = -s $paris->logfile;
 $proxy->lie('always signature');
 connect_anew();
@@ -97,8 +97,8 @@ caught_up($paris, $tokyo);
 each_once([ $tokyo, $paris ]);
 is($paris->safe_psql('postgres', 'select count(*) from braid.conflict_history'), '0', 'and nothing met what was there already');
 
-# A keepalive says that WAL ends where it never will: views go on working, and a new connection puts
-# it right.
+# A keepalive with an end of WAL that will never be reached: views go on working, and a new
+# connection corrects it.
 my $told = () = $proxy->lies;
 $proxy->lie('far_end');
 ok(wait_until(sub { scalar(my @now = $proxy->lies) > $told }, 40), 'told: far_end');
@@ -125,15 +125,15 @@ $paris->safe_psql('postgres', "select braid.enable_subscription('$name')");
 goes_on_after('an end of that');
 $tokyo->safe_psql('postgres', $_) for 'alter system reset wal_sender_timeout', 'select pg_reload_conf()';
 
-# A transaction that comes after a later one is not asked for again once that is applied: it stops
-# at once, and what is missing can be found.
+# A transaction that comes after a later one is not requested again once that is applied. The
+# subscription stops at once, and the missing transaction can be found.
 on_all('create table late (k int primary key)', $tokyo, $paris);
 $tokyo->safe_psql('postgres', 'insert into late values (0)');
 caught_up($paris, $tokyo);
 my $before = () = $proxy->lies;
 $offset = -s $paris->logfile;
 $proxy->lie('swap_whole');
-# The proxy may hear of the lie after it has passed on a transaction that was written right after.
+# The proxy may get the lie after it has passed on a transaction that was written right after.
 my $key = 0;
 my $insert = sub { $key++; $tokyo->safe_psql('postgres', "insert into late values ($key)") };
 ok(wait_until(sub { $insert->(); scalar(my @now = $proxy->lies) > $before }, 40), 'a transaction is held back');

@@ -49,7 +49,7 @@ is(on_paris(q[select kind, winner, key ->> 'clé', local_row ->> 'année', remot
 	q[insert_exists|local|6|2|plus tôt|"café"."Größe"], 'the history of a conflict');
 is(join(' ', (split /\|/, on_paris(qq[call braid.compare('$here', '"café"."Größe"')]))[ 1, 2, 3 ]), '0 0 5', 'nothing differs');
 
-# What stops a subscription, in words.
+# The error that stops a subscription.
 on_paris(q[alter table "café"."Größe" drop constraint "où", add constraint "où" check (v <> 'trop')]);
 $tokyo->safe_psql('postgres', q[insert into "café"."Größe" values (7, 3, 'trop')]);
 ok(wait_until(sub { status($paris, $here)->{state} eq 'error' }, 20), 'a constraint that is only here');

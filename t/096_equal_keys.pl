@@ -1,6 +1,6 @@
-# Keys that are equal without being the same (1.0 and 1.00, 'Ada' and 'ADA' where a collation or the
-# type says so, 0.0 and -0.0): a row that was deleted under one of them does not come back by an
-# older change that has another one, also when VACUUM has removed its dead versions.
+# Keys that are equal but not identical (1.0 and 1.00, 'Ada' and 'ADA' under such a collation or
+# type, 0.0 and -0.0): a row that was deleted under one form does not come back by an older change
+# with another form, even if VACUUM has removed its dead versions meanwhile.
 
 use strict;
 use warnings;
@@ -16,7 +16,7 @@ my $oslo = new_node('oslo');
 my @all = ($tokyo, $paris, $oslo);
 
 # A table, its definition, two values of its key that are equal, one that is not, the key's columns,
-# what is to be said of the table.
+# and further properties of the table.
 my @cases = (
 	[ 'numbers', 'k numeric primary key', '1.0', '1.00', '1.01' ],
 	[ 'floats', 'k float8 primary key', q['0'::float8], q['-0'::float8], '1e-300' ],
@@ -43,7 +43,7 @@ if ($has_icu)
 	], @all);
 	push @cases,
 	  [ 'names', 'k text collate folded primary key', q['Ada'], q['ADA'], q['Adam'] ],
-	  # As the index says, not as the column does.
+	  # By the index's equality, not the column's.
 	  [ 'indexed', 'k text not null', q['Ada'], q['ADA'], q['Adam'], 'k', 'create unique index indexed_key on indexed (k collate folded); alter table indexed replica identity using index indexed_key' ],
 	  [ 'lists', 'k text[] collate folded primary key', q['{Ada,b}'], q['{ADA,B}'], q['{Ada}'] ],
 	  [ 'folded_pairs', 'k folded_pair primary key', q['(Ada,1)'::folded_pair], q['(ADA,1)'::folded_pair], q['(Ada,2)'::folded_pair] ],
@@ -109,7 +109,7 @@ sub form { my ($table, $which) = @_; my $t = $is{$table}; return $t->{columns} =
 
 my $each = sub { my ($node, $sql) = @_; on($node, join ';', map { $sql->($_) } @tables); };
 
-# The form of a key changes, while nobody else does anything.
+# The form of a key changes, without concurrent changes.
 $each->($tokyo, sub { put($_[0], 'one', 'first') });
 converged(@all);
 $each->($paris, sub { my $t = shift; "update $t set " . form($t, 'other') . ", v = 'second'" });
@@ -120,8 +120,8 @@ $each->($oslo, sub { my $t = shift; "delete from $t where $is{$t}{is_one}" });
 converged(@all);
 everywhere($_, '', 'deleted by another form') for @tables;
 
-# What tokyo does and what the other two do, while they do not hear of each other; dead rows are
-# gone when they do.
+# Runs changes at tokyo and at the other two while they are cut off from each other; dead rows are
+# removed before they meet.
 sub apart
 {
 	my ($work) = @_;
@@ -135,8 +135,8 @@ sub apart
 	return;
 }
 
-# Paris deletes what it has under one form; tokyo has written the other one before, and is heard
-# later.
+# Paris deletes the row that it has under one form. Tokyo has written the other form before, and
+# that arrives later.
 $each->($tokyo, sub { my $t = shift; put($t, 'one', 'first') . '; ' . put($t, 'third', 'third') });
 converged(@all);
 apart(sub {
@@ -154,7 +154,7 @@ apart(sub {
 });
 everywhere($_, 'third', 'nor does an older insert') for @tables;
 
-# What is newer comes, whatever form it has.
+# Newer rows are written, with any form of the key.
 apart(sub {
 	$each->($paris, sub { my $t = shift; put($t, 'one', 'short') . "; delete from $t where $is{$t}{is_one}" });
 	$each->($tokyo, sub { my $t = shift; put($t, 'other', 'newer') });
@@ -170,7 +170,7 @@ my $hashes = sub {
 };
 is(join(' ', grep { $hashes->($_) eq 't|t' } @tables), join(' ', grep { /^(?:pairs|names|indexed|lists|folded_pairs|domains|whole|citexts)$/ } @tables), 'keys whose hashes hang on the node have two');
 
-# A fourth node is told of a deletion by a copy, and hears of the older insert afterwards.
+# A fourth node gets a deletion by a copy, and the older insert afterwards.
 $each->($tokyo, sub { my $t = shift; "delete from $t" });
 converged(@all);
 my $lima = new_node('lima');

@@ -1,6 +1,6 @@
-# braid.compare and braid.repair go by the versions that rows have, not by the commits that brought
-# them: of rows that were applied in batches, that an older change has added to, and that were
-# copied. Whoever is asked, both nodes take the same side, and the row keeps the version that won.
+# braid.compare and braid.repair use the versions of rows, not those of the commits that brought
+# them: for rows that were applied in batches, that an older change has added to, and that were
+# copied. Called at either node, they decide alike, and the row keeps the version that won.
 
 use strict;
 use warnings;
@@ -54,7 +54,7 @@ for my $node ($paris, $lima)
 		my ($early, $late, $older) = map { $_ + ($name eq 'paris' ? 0 : 100) } 1, 2, 3;
 		on($tokyo, "insert into $table values ($_, 'first')") for $early, $late, $older;
 		converged($tokyo, $paris, $lima);
-		# What is applied next waits for this session; so all that follows is one batch.
+		# The next transaction waits for this session, so all that follows is one batch.
 		my $gate = $node->background_psql('postgres', on_error_stop => 1);
 		$gate->query_safe('begin; select from gate where k = 1 for update');
 		on($tokyo, 'update gate set v = v + 1');
@@ -118,7 +118,7 @@ compare($tokyo, $paris, 'sum');
 is(repair($tokyo, $paris, 'sum'), '1 0', 'everywhere');
 is(version($tokyo, 'sum', 1), version($paris, 'sum', 1), 'with its version');
 
-# Oslo hears of paris already, so what it copies from tokyo comes with versions.
+# Oslo gets changes of paris already, so its copy from tokyo comes with versions.
 subscribe($oslo, $paris, copy_data => 'false');
 subscribe($oslo, $tokyo);
 subscribe($tokyo, $oslo, copy_data => 'false');

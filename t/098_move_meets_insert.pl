@@ -1,5 +1,5 @@
-# A row is given another key, at a node that does not have it yet, while its insertion arrives there
-# by another stream: it must not stay under the key that it has left.
+# A row gets another key, at a node that does not have the row yet, while its insert arrives there
+# by another stream: it must not stay under its old key.
 
 use strict;
 use warnings;
@@ -16,7 +16,7 @@ for my $subscriber (@all)
 {
 	for my $provider (@all) { subscribe($subscriber, $provider, copy_data => 'false') unless $subscriber == $provider; }
 }
-# What quito sends stays in hand at paris for as long as a session there holds the lock.
+# Quito's transaction is not finished at paris while a session there holds the lock.
 $paris->safe_psql('postgres', q[
 	create function wait_at_gate() returns trigger language plpgsql as $$ begin perform pg_advisory_xact_lock(1); return new; end $$;
 	create trigger wait_at_gate before insert on gate for each row execute function wait_at_gate();

@@ -1,4 +1,4 @@
-# Deletions that are being remembered are looked at meanwhile: nobody may take them for rolled back.
+# Tombstones are read while the collector writes them: they must not look rolled back.
 
 use strict;
 use warnings;

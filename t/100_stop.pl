@@ -1,4 +1,4 @@
-# A subscription that is disabled stops at once, whatever its processes are in the middle of.
+# A subscription that is disabled stops at once, whatever its processes are doing.
 
 use strict;
 use warnings;
@@ -20,9 +20,9 @@ my $watcher = $paris->background_psql('postgres');
 my $workers = q[select count(*) from pg_stat_activity where backend_type in ('braid leader', 'braid applier', 'braid copy')];
 my $waiting = q[select count(*) from pg_stat_activity where backend_type in ('braid applier', 'braid copy') and wait_event_type = 'Lock'];
 
-# Seconds from the commit of the command until the last of its processes is gone: the best of three,
-# as the machine may be busy: it takes a fraction of a second. `busy` brings it to where it is to be
-# stopped, `calm` lets it go on.
+# Seconds from the commit of the command until the last of its processes has ended: the best of
+# three, because the machine may be busy. It takes a fraction of a second. `busy` brings the
+# subscription into the state in which it is stopped, `calm` ends that state.
 sub stops
 {
 	my ($what, $busy, $calm) = @_;
@@ -91,7 +91,7 @@ stops('during a copy', sub {
 ok(wait_until(sub { at_paris(q[select count(*) from large]) eq '5000' && at_paris(q[select state from braid.subscription_tables where relation = 'large'::regclass]) eq 'ready' }, 30),
 	'the copy that was stopped is made again by itself');
 
-# The provider's host takes connections, and says nothing.
+# The provider's host accepts connections, and sends nothing.
 stops('while it connects to a host that is silent', sub {
 	$streaming->();
 	$proxy->link('down');

@@ -1,6 +1,6 @@
-# The initial copy is ended half way, by whatever may end it: it is made again by itself, and what
-# is written meanwhile is neither lost nor there twice, also in a table without a key. Its progress
-# can be seen.
+# The initial copy is interrupted half way, in several ways. It is made again by itself. Rows that
+# are written meanwhile are neither lost nor doubled, also in a table without a key. The views show
+# its progress.
 
 use strict;
 use warnings;

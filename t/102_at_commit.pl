@@ -1,5 +1,5 @@
-# Creating, altering and dropping a subscription takes effect when its transaction commits, not
-# before, and not if it does not.
+# Creating, altering and dropping a subscription takes effect at the commit, not before, and not
+# after a rollback.
 
 use strict;
 use warnings;

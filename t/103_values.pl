@@ -1,5 +1,5 @@
-# What the views say while changes arrive: how far it is behind, how fast it is, what was done to
-# each table. And with whose rights.
+# Values of the views while changes arrive: lag, speed, and the changes of each table; and the
+# rights to see them.
 
 use strict;
 use warnings;
@@ -62,7 +62,7 @@ $load->finish;
 caught_up($paris, $tokyo);
 ok(wait_until(sub { at_paris("select tx_per_s = 0 and rows_per_s = 0 from braid.subscription_status where name = '$name'") eq 't' }, 30), 'and 0 some time after it was the last');
 
-# What is not here yet, in bytes of WAL: what the provider has said last is what can be known.
+# Bytes of WAL that are not here yet, as of the provider's last message.
 my $lag = sub { at_paris("select lag_bytes from braid.subscription_status where name = '$name'") };
 ok(wait_until(sub { $lag->() eq '0' }, 20), 'with all of it here it is not behind');
 my $keeper = $paris->background_psql('postgres');

@@ -1,6 +1,6 @@
-# A table that is made while a subscription runs, of a publication FOR ALL TABLES, joins with its
-# first change. Whoever waits for a position of the provider finds what was committed before it, in
-# such a table too: its first copy is waited for.
+# A table that is created while a subscription runs, of a publication FOR ALL TABLES, joins with its
+# first change. A session that waits for a position of the provider also waits for the first copy of
+# such a table.
 
 use strict;
 use warnings;
@@ -52,8 +52,8 @@ for my $round (1 .. 12)
 	is($paris->safe_psql('postgres', "select count(*), min(v), max(v) from $table where k > 0"), "2|$round|$round", "$table has what it had at the position");
 }
 
-# A subscription that is stopped the moment it has caught up goes on where it was: nothing of what
-# comes meanwhile is taken for copied.
+# A subscription that is stopped as soon as it has caught up goes on where it was: changes that come
+# meanwhile do not count as copied.
 on_all('create table line (k int primary key, v int)', $tokyo, $paris);
 $tokyo->safe_psql('postgres', 'insert into line values (0, 0)');
 caught_up($paris, $tokyo);
@@ -64,7 +64,7 @@ $paris->safe_psql('postgres', "select braid.enable_subscription('$name')");
 caught_up($paris, $tokyo);
 same_tables([ $tokyo, $paris ], 'line', 'held');
 
-# Both ways at once, and from a third node: nobody finds fault with what the others write while the
+# Both ways at once, and from a third node: no node stops because of the others' changes while the
 # table joins.
 my $quito = new_node('quito');
 $paris->safe_psql('postgres', 'create publication braid for all tables');
@@ -92,7 +92,7 @@ for my $round (1 .. 6)
 	}
 	$_->query_safe('commit') for @sessions;
 	$_->quit for @sessions;
-	# What a node tells of a row that lost is a change of its own.
+	# An announced deletion is a change of the announcing node's own.
 	converged(@all) for 1 .. 2;
 	is($tokyo->safe_psql('postgres', "select count(*) from $table"), '151', "$table has the rows of all");
 	same_tables(\@all, $table);

@@ -1,6 +1,6 @@
-# A large transaction is applied while it runs at the provider (streaming => 'parallel'): nothing of
-# it is seen before its commit, all of it a moment after; nobody waits for it; and whatever its
-# commit would have to decide is decided then.
+# A large transaction is applied while it is in progress at the provider (streaming => 'parallel').
+# Nothing of it is visible before its commit, all of it a moment after. Nobody waits for it.
+# Decisions that need its commit are made then.
 
 use strict;
 use warnings;
@@ -32,7 +32,7 @@ sub log_since
 }
 
 my $seen = 0;
-# What the log says since the last look of why one is not applied while it runs.
+# Returns the new lines of the log about why a transaction is not applied while it is in progress.
 sub reason
 {
 	my $log = slurp_file($paris->logfile);
@@ -41,8 +41,8 @@ sub reason
 	return $reason;
 }
 
-# That the log says so: who gives a transaction up rolls it back first, so others go on before it is
-# said.
+# Tests that the log has the reason. The process rolls the transaction back first, so others go on
+# before the line is written.
 sub gives_reason
 {
 	my ($pattern, $what) = @_;
@@ -101,7 +101,7 @@ my $versions = q[select count(*), max(t.timestamp) from bulk, pg_xact_commit_tim
 is($paris->safe_psql('postgres', $versions), $tokyo->safe_psql('postgres', $versions), 'its rows have its version');
 is($paris->safe_psql('postgres', "select count(*) from braid.conflict_history"), '0', 'there was no conflict');
 
-# What it has deleted was deleted at its commit: an older change does not bring it back.
+# Rows that it has deleted count as deleted at its commit: an older change does not bring them back.
 is($paris->safe_psql('postgres', q[
 	select count(*) from braid.tombstone
 	 where relation = 'gone'::regclass
@@ -135,7 +135,7 @@ $local->query_safe('commit');
 ended('a row that a local session has');
 is($paris->safe_psql('postgres', 'select v from gone where id = 4000'), 'there', 'the newer one has won');
 
-# What its commit would have to decide.
+# Cases that only the commit can decide.
 $paris->safe_psql('postgres', "update gone set v = 'here' where id = 4500");
 start('a conflict');
 $one->query_safe("update gone set v = 'there again' where id > 3000");
@@ -181,7 +181,8 @@ $other->query_safe('commit');
 ended('two at once');
 $other->quit;
 
-# Given up when it has committed at the provider, behind one that waits here: it is asked for again.
+# Given up when it has committed at the provider, behind a transaction that waits here: it is
+# requested again.
 reason();
 $first = start('given up late');
 $local->query_safe('begin; select from small where id = 1 for update');

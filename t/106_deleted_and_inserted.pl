@@ -1,6 +1,6 @@
-# Rows that a transaction deletes and inserts again, in every mode: what it has deleted is not
-# looked for anew, so whatever else may have put a row in their place is tried: the transaction
-# itself, a trigger, a savepoint, a newer row here, another unique key.
+# Rows that a transaction deletes and inserts again, in every mode. A row that it has deleted is not
+# looked up again. So everything that may have put a row in its place is tried: the transaction
+# itself, a trigger, a savepoint, a newer local row, another unique key.
 
 use strict;
 use warnings;

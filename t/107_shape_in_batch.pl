@@ -1,5 +1,5 @@
-# The provider's table gets another shape between transactions that are joined here: each row has
-# all of its columns, each in its place.
+# The provider's table is altered between transactions that are joined here: each row has all of its
+# columns, each in its place.
 
 use strict;
 use warnings;
@@ -32,7 +32,7 @@ for my $mode ("apply_mode => 'batch', consolidate => false", "apply_mode => 'bat
 	at_tokyo($_) for
 		"update item set a = 'a1' where k = 1", "update item set b = 'b1' where k = 1", "update item set a = 'a2' where k = 2", "insert into item values (11, 'a', 'b')",
 		"insert into item values (12, 'a', 'b')", "update item set a = 'a4' where k = 4",
-		# Its columns have changed places: k, b, a.
+		# Now its columns have another order: k, b, a.
 		'begin; alter table item drop column a, add column a text; update item set a = $$anew$$; commit',
 		"update item set b = 'b1 again' where k = 1", "update item set a = 'a3' where k = 3", "update item set a = 'a11', b = 'b11' where k = 11",
 		"delete from item where k = 4", "delete from item where k = 12", "insert into item values (12, 'b12', 'a12')",

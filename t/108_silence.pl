@@ -1,7 +1,6 @@
-# A provider that falls silent where it should answer: at every step of a leader's start, while a
-# slot is created, in the middle of a copy. It is given up after wal_receiver_timeout, and asked
-# again. One that is silent because it is at work, on a slot that waits for a transaction or on rows
-# behind a lock, is not.
+# A provider does not answer: at every step of a leader's start, while a slot is created, in the
+# middle of a copy. It is given up after wal_receiver_timeout, and asked again. A provider that is
+# at work, on a slot that waits for a transaction or on rows behind a lock, is not given up.
 
 use strict;
 use warnings;
@@ -34,7 +33,7 @@ sub tried_again
 	return join "\n", grep { !/due to administrator command|is active for PID/ } @errors;
 }
 
-# A slot waits for what runs, which is no silence to be given up.
+# Creating a slot waits for transactions in progress; that silence is no failure.
 my $session = $tokyo->background_psql('postgres', on_error_die => 1);
 $session->query_safe('begin; select pg_current_xact_id()');
 my $offset = -s $paris->logfile;
@@ -69,7 +68,7 @@ $paris->safe_psql('postgres', "select braid.wait_for_subscription('$name', '180 
 caught_up($paris, $tokyo);
 same_tables([ $tokyo, $paris ], qw(item large));
 
-# A copy that stops in its middle: the backend at the provider waits for somebody to read.
+# A copy that stops in the middle: the backend at the provider waits for its reader.
 $offset = -s $paris->logfile;
 my $faults = $proxy->faults;
 $proxy->behave('stall 1000000');
@@ -99,7 +98,7 @@ for my $place (map { 150 + 350 * $_ } 0 .. 11)
 cmp_ok($given_up, '>', 6, 'most of them after the connection had been made');
 same_tables([ $tokyo, $paris ], 'item');
 
-# A slot whose creation is not heard of: the session that creates it has said so.
+# A slot is created while the link is held: paris does not get the confirmation.
 $paris->safe_psql('postgres', "select braid.drop_subscription('$name')");
 $offset = -s $paris->logfile;
 $session = $tokyo->background_psql('postgres', on_error_die => 1);

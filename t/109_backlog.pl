@@ -1,6 +1,6 @@
-# A walsender with much to read looks at its socket only now and then. Whatever comes meanwhile is
-# seen all the same: a reader that wants no more, one that stops reading for a while, an order to
-# end, the word of a synchronous standby. Nothing is lost or sent twice.
+# A walsender with much to read looks at its socket only now and then. It still notices everything
+# that comes meanwhile: a reader that ends, one that stops reading for a while, a termination, the
+# confirmation of a synchronous standby. Nothing is lost or sent twice.
 
 use strict;
 use warnings;

@@ -1,7 +1,7 @@
-# What is sent as one large message leaves a walsender's memory as it was: a transaction in
-# wal2json's version 1, which is one message by default, and one large row in each of the formats.
-# The message is whole, also with TLS, and none is taken for whole that is not: the client is killed
-# in its middle, or does not read on, or the walsender is ended or told to stop.
+# Large messages leave a walsender's memory as it was: a transaction in wal2json's version 1, which
+# is one message by default, and one large row in each of the formats. The message is whole, also
+# with TLS. No partial message counts as whole: the client is killed in the middle or does not read
+# on, or the walsender is terminated or cancelled.
 #
 # Values that compress well make little WAL and much text. Sizes are in MB.
 
@@ -46,8 +46,8 @@ sub new_slot
 	return;
 }
 
-# Memory of the walsender in MB: what is its own now, and at most the most that it had of that since
-# the numbers of the time before, if given.
+# Memory of the walsender in MB: its own at present, and at most the largest that it had of its own
+# since the earlier numbers, if given.
 sub memory
 {
 	my ($before) = @_;
@@ -109,8 +109,8 @@ my $few_bytes = length('{"change":[]}') + $fewer - 1;
 $few_bytes += length($change) + length($_) + 1_000_000 for 1 .. $fewer;
 my $few_end = qr/QQ"\]\}\]\}\n/;
 
-# What each way of reading makes of something large between two small transactions. A row is in
-# memory as a whole, in some copies, so only what is left of that counts.
+# Reads a large row or transaction between two small ones, in each way. A row is in memory as a
+# whole, in some copies, so only the memory that remains afterwards counts.
 my $row = 'insert into huge select 1, v from hundreds';
 my @gir = ('proto_version=1', 'publication_names=everything');
 my @ways = (
@@ -185,7 +185,7 @@ sub read_whole
 	read_whole('a reader that was killed amid a message');
 }
 
-# Whoever ends it: nothing that is told then comes within the message.
+# In each way of ending it: no other message comes within the large one.
 my $pid = q[(select pid from pg_stat_activity where backend_type = 'walsender')];
 for my $way (
 	[ 'a walsender that was told to stop', "select pg_cancel_backend($pid)", qr/FATAL: .*canceling statement due to user request/ ],

@@ -1,6 +1,6 @@
-# gir-json of transactions that still run, and of such as are prepared: whichever object's position
-# a client confirms last, what had not ended by then comes again, whole. And a server whose encoding
-# is not UTF8, where text is converted outside of transactions too.
+# gir-json of transactions that are in progress, or prepared: whichever object's position a client
+# confirms last, transactions that had not ended by then come again, whole. Also a server whose
+# encoding is not UTF8, which converts text outside of transactions too.
 
 use strict;
 use warnings;
@@ -16,7 +16,7 @@ my $slots = 120;
 my $node = new_server('tokyo', conf => $conf);
 sub sql { return $node->safe_psql('postgres', $_[0]); }
 my $options = q['format', 'gir-json', 'publication_names', 'feed', 'schema', 'once', 'messages', 'on', 'streaming', 'on', 'two_phase', 'on'];
-# What makes transactions large is not published.
+# The rows that make transactions large are not published.
 sql(q[
 	create table large (id int primary key, v text, pad text);
 	alter table large alter pad set storage plain;
@@ -46,9 +46,9 @@ sub stream
 
 sub number { my ($high, $low) = split('/', $_[0]); return hex($high) << 32 | hex($low); }
 
-# Whole transactions, and what was said of such: index of the object that ends each, what it is, and
-# the rows. What came in segments comes as others do once the server has seen its end; of what was
-# rolled back after PREPARE a part may come.
+# Returns whole transactions, and the records about them: the index of the object that ends each,
+# its kind, and the rows. A transaction in segments comes like any other once the server has seen
+# its end. Part of one that was rolled back after PREPARE may come.
 sub ends
 {
 	my (@objects) = @_;
@@ -80,8 +80,8 @@ sub ends
 	return @ends;
 }
 
-# An object whose position a client has confirmed, and which does not end a transaction, lies before
-# the record that does: that one is not skipped.
+# An object that a client has confirmed, and that does not end a transaction, lies before the record
+# that does: that transaction is not skipped.
 sub early
 {
 	my (@objects) = @_;
@@ -107,7 +107,7 @@ is($ends[0]{what} =~ s/^commit \S+ //r, 'rows 1 101 102 103 104 105 106 107 108 
 cmp_ok(scalar(@all), '<', $slots, 'there is a slot for each object');
 is_deeply([ map { $_->{prepared} // () } grep { $_->{operation} eq 'message' } @all ], ['one'], 'messages say what they are part of');
 
-# Each position, confirmed by a slot of its own; then what comes.
+# Each position is confirmed by a slot of its own; then its output is read.
 my $script = join("\n", map { sprintf(q[select pg_replication_slot_advance('at_%d', '%X/%X') \g /dev/null
 	select %d as at, lsn, data from pg_logical_slot_peek_changes('at_%1$d', null, null, %s);], $_ + 1, $all[$_]{at} >> 32, $all[$_]{at} & 0xffffffff, $_, $options) } 0 .. $#all);
 my %again;
@@ -131,7 +131,7 @@ is(join("\n", @twice), '', 'and nothing of which the end is confirmed');
 is(join("\n", @early), '', 'in each of these streams too');
 $node->stop;
 
-# Text is converted when a segment ends: also when that is because its subtransaction is found to be
+# Text is converted when a segment ends, also if it ends because its subtransaction is found to be
 # rolled back, outside of any transaction.
 $node = new_server('paris', conf => $conf, init => [ '--encoding=LATIN1', '--locale=C' ]);
 sql(q[

@@ -1,6 +1,6 @@
-# Column rule last_update_wins: each column is a register of its own. What nodes that are cut off
-# from each other write to different columns of a row stays; of what they write to the same column
-# the newer value does, on all of them, in whatever order it arrives.
+# Column rule last_update_wins: each column is a register of its own. If nodes that are cut off
+# write to different columns of a row, all writes stay. If they write to the same column, the newer
+# value stays. All nodes agree, in any order of arrival.
 
 use strict;
 use warnings;
@@ -53,8 +53,8 @@ on_all(q[
 my @streams = mesh(@nodes);
 on_all(q[select braid.set_column_rule('doc', c, 'last_update_wins') from unnest('{a,b,c,d}'::name[]) c], @nodes);
 
-# What nodes write while they are cut off from each other, of one thing after the other; then all of
-# it is delivered, the streams in random order.
+# Writes of nodes that are cut off from each other, one case after the other; then all are
+# delivered, the streams in random order.
 sql($tokyo, q[
 	insert into doc select i, 0, 'b', 'c', 0, 'start' from generate_series(1, 30) i;
 	update doc set c = repeat('c', 10000) where id in (6, 7, 8);
@@ -70,7 +70,7 @@ sql($tokyo, q[update doc set b = 'tokyo' where id = 3]);
 sql($tokyo, q[update doc set a = null, d = 1.0 where id = 4; update doc set a = 5 where id = 5]);
 sql($paris, q[update doc set b = null, d = 1.00 where id = 4; update doc set a = null, b = 'x' where id = 5]);
 sql($osaka, q[update doc set c = null where id = 4; update doc set a = 0, c = 'y' where id = 5]);
-# Large values, which an update of another column leaves where they are.
+# Large values that an update of another column leaves unchanged.
 sql($tokyo, q[update doc set a = 6, name = 'tokyo' where id in (6, 7); update doc set c = repeat('t', 9000) where id = 8]);
 sql($paris, q[update doc set c = repeat('p', 12000) where id = 6; update doc set b = 'b7' where id = 7; update doc set b = 'b8' where id = 8]);
 sql($osaka, q[update doc set b = 'b6', name = 'osaka' where id = 6; update doc set c = repeat('o', 11000) where id = 8]);
@@ -120,14 +120,14 @@ heal(stream($osaka, $tokyo));
 converged(@nodes);
 all_have('select a, b from doc where id = 41', '2|paris', 'an update before its row');
 
-# What a session here has written, and nobody has read off WAL yet, is waited for.
+# Appliers wait for writes of a session here that the collector has not read from WAL yet.
 cut(stream($paris, $tokyo));
 sql($tokyo, q[update doc set a = 14, name = 'tokyo' where id = 14; update doc set b = 'tokyo', name = 'tokyo' where id = 15]);
 my $collector = sql($paris, 'select collector_pid from braid.deletions');
 kill 'STOP', $collector;
 sql($paris, q[update doc set b = 'paris', name = 'paris' where id in (14, 15)]);
 sql($paris, q[select braid.enable_subscription('paris_from_tokyo')]);
-# Its transactions lock the row that they wait with.
+# The transactions that wait have locked the row.
 $paris->poll_query_until('postgres', q[select count(*) > 0 from pg_stat_activity where backend_type = 'braid applier' and backend_xid is not null]) or die;
 is(sql($paris, q[select a, b, name from doc where id = 14]), '0|paris|paris', 'nothing is decided before it is known who has written what');
 kill 'CONT', $collector;
@@ -147,7 +147,7 @@ sql($osaka, q[update doc set a = 17 where id = 17]);
 heal_all();
 all_have('select a, b, c, name from doc where id in (16, 17) order by id', "-1|osaka|paris|paris\n17|osaka|paris|osaka", 'who wrote what outlasts the server');
 
-# What lost can be put back.
+# Lost values can be restored.
 sql($paris, q[select braid.restore_conflict(conflict_id) from braid.conflict_history where relation = 'doc'::regclass and key = '{"id": 16}' and remote_row ->> 'name' = 'tokyo']);
 converged(@nodes);
 all_have('select a from doc where id = 16', '16', 'a value that lost is put back');
@@ -237,10 +237,10 @@ sql($kobe, q[update doc set a = 1, b = 'b' where id > 10000]);
 ok($kobe->poll_query_until('postgres', q[select count(*) filter (where columns is null) >= 70000 and count(*) filter (where columns = '{4,5}') = 70000
 	from braid.column_write where origin_id = 0 and relation = 'doc'::regclass]), 'a large local transaction');
 
-# They go when nothing older can come.
+# The records are removed when nothing older can arrive.
 sql($kobe, 'update braid.column_write set written_at = written_at - 2 * 3600 * 1000000::bigint');
 $kobe->restart;
-# What the collector has read since its place was saved last, it reads again.
+# The collector reads again what it has read since its position was saved last.
 ok(wait_until(sub { sql($kobe, 'select count(*) from braid.column_write where written_at < (extract(epoch from now()) - 5400) * 1000000') == 0 }, 90), 'what is old is forgotten');
 
 done_testing();

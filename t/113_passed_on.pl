@@ -1,6 +1,6 @@
-# Nodes in a line, each of which passes on what it has from others: east, hub, west and far. What
-# comes to one of them and finds nothing is news to those behind it. All in steps, so that it is
-# known what comes first.
+# Nodes in a line, each of which passes on what it has from others: east, hub, west and far. A
+# deletion that finds no row at one of them is news to those behind it. Everything is done in steps,
+# so that the order is known.
 
 use strict;
 use warnings;
@@ -83,7 +83,7 @@ for my $mode (qw(parallel batch))
 	on($west, 'truncate emptied', 'truncate parent, child');
 	# Newer: the hub truncates row by row.
 	on($hub, (map { "insert into $_ values (4, 'newer')" } qw(emptied)), 'insert into parent values (4)', 'insert into child values (4, 4)');
-	# Nobody has said since then that he wants to know.
+	# No node has asked for these changes since then.
 	$hub->restart;
 	let([ $hub, $west ]);
 	caught_up($hub, $west);
@@ -107,7 +107,7 @@ for my $mode (qw(parallel batch))
 }
 
 # The hub replaces a row for a writer that has not seen that row: the conflict is in the history of
-# all that it goes on to.
+# all nodes that get the change.
 on($east, q[insert into met values (1, 'first')]);
 settle();
 hold([ $hub, $east ], [ $east, $hub ]);
@@ -120,7 +120,7 @@ everywhere('met', '1east', 'the later one is on all');
 is(one($_, q[select string_agg(concat_ws(' ', kind, winner, local_origin, remote_origin, coalesce(concurrent::text, 'unknown')), ', ') from braid.conflict_history where relation = 'met'::regclass]),
 	'update_origin_differs remote west east unknown', 'not called seen by what came before it at the hub: ' . $_->name) for $hub, $west, $far;
 
-# Transactions are not joined, so their versions go on.
+# Transactions are not joined, so their versions are passed on.
 for my $mode (qw(batch aggregate))
 {
 	on($hub, "select braid.alter_subscription('hub_from_east', apply_mode => '$mode', consolidate => " . ($mode eq 'batch' ? 'true' : 'false') . ')');
@@ -138,7 +138,7 @@ is(one($hub, q[select not_joined_for from braid.dependency_stats where subscript
 is(one($hub, 'select sum(batches) from braid.dependency_stats'), '0', 'the hub has joined nothing');
 ok($hub->log_contains(qr/subscription "hub_from_east" commits each transaction by itself, as a node may read from this one with origin => 'any'/), 'and says so');
 
-# What was passed on stays where it is: WAL comes to rest.
+# Changes that were passed on go no further: WAL comes to rest.
 my $quiet = wait_until(sub {
 	my $positions = sub { join ' ', map { one($_, 'select pg_current_wal_insert_lsn()') } @all };
 	my $before = $positions->();

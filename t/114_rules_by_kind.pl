@@ -1,7 +1,6 @@
-# A rule that is set for one kind of conflict, for each kind and each rule: what it makes of a
-# change that is newer, and of one that is older. All other kinds are errors meanwhile, so nothing
-# else can have decided. Then what a function is told of several rows in the way, and changes of
-# three nodes at one time.
+# A rule for one kind of conflict, for each kind and each rule: its effect on a newer change, and on
+# an older one. All other kinds are errors meanwhile, so that no other rule can have decided. Then
+# the arguments of a function for several blocking rows, and concurrent changes of three nodes.
 
 use strict;
 use warnings;
@@ -29,7 +28,7 @@ sub history
 }
 
 on_all(join(";\n", map { "create table $_ (id int primary key, a int unique, b int unique, v text)" } @tables, 'asked_about'), @both);
-# What only tokyo has.
+# Rows that only tokyo has.
 on($tokyo, map { "insert into $_ values (10, 10, 10, 'here'), (11, 11, 11, 'here')" } @tables);
 subscribe($paris, $tokyo, copy_data => 'false');
 on($tokyo, map { "insert into $_ select i, i, i, 'old' from unnest('{20,21,30,32}'::int[]) i" } @tables);
@@ -49,7 +48,7 @@ sub go_on
 	return;
 }
 
-# What tokyo does, twice: once before, once after what paris does.
+# Changes of tokyo, twice: once before, once after those of paris.
 my %tokyo = (
 	update_exists => [ "update %s set id = 31, v = 'moved' where id = 30", "update %s set id = 33, v = 'moved' where id = 32" ],
 	update_missing => [ "update %s set v = 'changed' where id = 10", "update %s set v = 'changed' where id = 11" ],
@@ -62,8 +61,7 @@ my %paris = (
 	update_deleted => 'delete from %s where id in (20, 21)',
 	multiple_unique_conflicts => "insert into %s values (40, 40, 400, 'own'), (41, 41, 401, 'own'), (50, 50, 500, 'own'), (51, 51, 501, 'own')",
 );
-# Which rows are there in the end, where the older change (tokyo's first) and the newer one come, or
-# do not.
+# The rows at the end, if the older change (tokyo's first) and the newer one are applied, or not.
 my $all = '20old 21old 30old 32old';
 my %rows = (
 	update_exists => sub { join ' ', '20old 21old', $_[0] ? '31moved' : '31own', $_[1] ? '33moved' : '33own' },
@@ -117,7 +115,7 @@ for my $kind (@kinds)
 	like(here($table), qr/99with it/, 'until the rule is another one');
 }
 
-# A function is told of all rows in the way.
+# A function gets all blocking rows.
 on($paris, q[create table asked (kind text, local int, others jsonb)],
 	q[create function both_leave(local asked_about, remote asked_about, before asked_about, info braid.conflict) returns asked_about language plpgsql as $$
 	  begin

@@ -1,6 +1,6 @@
-# commit_order => 'relaxed' with the two appliers that there are by default: one transaction waits
-# for a lock here, and others for that one. All that does not depend on it arrives meanwhile,
-# whatever is behind it and was taken with it; and it is there once after a crash.
+# commit_order => 'relaxed' with two appliers, the default: one transaction waits for a lock here,
+# and others depend on it. All others arrive meanwhile, even those behind it that were claimed with
+# it. It is applied once after a crash.
 
 use strict;
 use warnings;
@@ -71,7 +71,7 @@ cmp_ok(value('select max(cardinality(ranges)) from braid.applied'), '<=', 4, 'wh
 # One that comes by itself does not wait for others to come.
 $tokyo->safe_psql('postgres', "insert into cold values (1, 'alone')");
 arrives('select count(*) from cold where id = 1', '1', 'a single one arrives too');
-# One that fails here at first, and has to wait for all before it, holds up nothing either.
+# A transaction that fails here at first, and has to wait for all before it, delays nothing either.
 value("insert into cold values (2, 'local')");
 $tokyo->safe_psql('postgres', "alter table cold add constraint few check (t <> 'never')");
 value("alter table cold add constraint few check (t <> 'late')");

@@ -1,6 +1,6 @@
-# A rule for a column that is set on one node for all of them: it comes with what was committed
-# before and after it, goes through nodes that forward, the newer of two stays on every node, a node
-# that joins has it, and where it can't be set the subscription stops.
+# A column rule that is set on one node for all nodes: it arrives in order with other commits,
+# passes through nodes that forward, and the newer of two stays on every node. A node that joins has
+# it. If it can't be set, the subscription stops.
 
 use strict;
 use warnings;
@@ -60,7 +60,7 @@ sql($tokyo, q[select braid.set_column_rule('stock', 'label', null)]);
 sql($tokyo, q[begin; select braid.set_column_rule('stock', 'n', 'max', on_all_nodes => true); rollback]);
 is(sql($_, 'select count(*) from braid.rule_change'), '0', 'nothing is left of it on ' . $_->name) for @all;
 
-# They count.
+# The rules count.
 my @subscriptions = ([ $tokyo, 'tokyo_from_paris' ], [ $paris, 'paris_from_tokyo' ]);
 sub cut { sql($_->[0], "select braid.disable_subscription('$_->[1]')") for @subscriptions; return }
 sub heal { sql($_->[0], "select braid.enable_subscription('$_->[1]')") for @subscriptions; return }
@@ -73,7 +73,7 @@ heal();
 converged(@nodes);
 is(sql($_, 'select n, high from stock'), '22|30', 'what both add counts: ' . $_->name) for @nodes;
 
-# It counts for what comes after it, and not for what was before, in every apply mode.
+# A rule counts for later commits, and not for earlier ones, in every apply mode.
 my $id = 10;
 for my $mode (qw(parallel batch aggregate))
 {
@@ -110,7 +110,7 @@ sql($paris, q[select braid.set_column_rule('stock', 'label', null, on_all_nodes 
 sql($tokyo, q[select braid.set_column_rule('stock', 'label', 'max', on_all_nodes => true)]);
 heal();
 all_have('stock n delta t, stock label max t', 'the newer rule after a removal');
-# A rule that could not be set here holds up nothing where it is out of date.
+# A rule that could not be set here delays nothing if it is out of date.
 sql($tokyo, q[alter table late replica identity full]);
 cut();
 sql($tokyo, q[select braid.set_column_rule('late', 'n', 'delta', on_all_nodes => true)]);
@@ -120,7 +120,7 @@ all_have('late n max t, stock n delta t, stock label max t', 'one that is out of
 sql($tokyo, q[select braid.set_column_rule('late', 'n', null, on_all_nodes => true), braid.set_column_rule('stock', 'label', null, on_all_nodes => true)]);
 all_have('stock n delta t', 'both removed');
 
-# Where it can't be set the subscription stops, and says why and what to do.
+# If the rule can't be set, the subscription stops, and names the reason and the remedy.
 sub refused
 {
 	my ($message, $detail, $hint, $mend, $what, @where) = @_;
@@ -152,13 +152,13 @@ refused(qr/^column "n" of table public\.another can't have rule "max"$/, qr/no p
 refused(qr/^table public\.another does not exist here/, qr/Node "tokyo"/, qr/Create the table/, 'create table another (id int primary key, n int)', 'no table', @forward[ 1, 2 ]);
 all_have('another n max t, late n delta t, late high max t, stock n delta t', 'with all that, all have them');
 
-# That there is none holds up nobody who has no such table.
+# The removal of a rule for a missing table stops no subscription.
 sql($tokyo, q[create table tokyos_own (id int primary key, n int); select braid.set_column_rule('tokyos_own', 'n', 'max')]);
 sql($tokyo, q[select braid.set_column_rule('tokyos_own', 'n', null, on_all_nodes => true)]);
 all_have('another n max t, late n delta t, late high max t, stock n delta t', 'a removal where there is no table');
 
-# A node that joins is told which ones count on all nodes, and which were removed; what it has
-# itself and is older gives way. Of tables that it does not get it is only told.
+# A joining node gets the rules for all nodes, and which were removed; its own older rules are
+# replaced. For tables that it does not get, it only warns.
 my $oslo = new_node('oslo');
 sql($oslo, q[
 	create table stock (id int primary key, n int not null default 0, high int, label text);

@@ -1,5 +1,5 @@
-# The leader looks into a table that may have just joined. Somebody may have locked it: the leader
-# goes on with what is to be done from time to time, and what the lock waits for may be that.
+# The leader reads a table that may have just joined, while a session has it locked. The leader goes
+# on with its regular work meanwhile, because the lock may wait for that.
 
 use strict;
 use warnings;
@@ -14,7 +14,8 @@ on_all('create table item (id int primary key, v text)', $tokyo, $paris);
 sql($tokyo, q[insert into item select i, 'old' from generate_series(1, 20) i]);
 my $name = subscribe($paris, $tokyo, two_phase => 'true');
 
-# A session that wants the table, locked by what is prepared here, when the stream begins anew.
+# A session waits for a lock on the table, which a prepared transaction holds here, when the stream
+# starts again.
 sql($tokyo, q[begin; update item set v = 'prepared' where id = 1; prepare transaction 'one']);
 caught_up($paris, $tokyo);
 is(sql($paris, 'select count(*) from pg_prepared_xacts'), '1', 'it is prepared here');

@@ -1,6 +1,6 @@
-# A copied row that was merged is known for one: what its version's writer, who has not seen the
-# other half, writes next, or had written before the copy, is given to the function, and does not
-# take the row's place. So the node that has copied it ends as the others do.
+# A copied row that was merged keeps its merge marker. The writer of its version has not seen the
+# other half. So that writer's next change, or one from before the copy, is given to the function,
+# and does not replace the row. The node that has copied the row ends as the others do.
 
 use strict;
 use warnings;
@@ -69,7 +69,7 @@ add($paris, 'q', 4);
 caught_up($_, $paris) for $tokyo, $oslo, $lima;
 is(tags($lima, 'id = 4'), '4apqt', 'nor where they were copied once more');
 
-# Paris hears of the rest at last.
+# Paris gets the rest at last.
 heal($paris_from_tokyo);
 converged($tokyo, $paris);
 is(tags($_, 'id <> 3'), '1apqt 2apqt 4apqt 5a', $_->name . ' has all of it') for $tokyo, $paris, $oslo, $lima;
@@ -91,7 +91,7 @@ is(marked($again), marked($tokyo), 'marks are copied');
 like(marked($again), qr/\b6\b/, 'of what was merged just now');
 is(sql($again, sprintf($is_there, 5)), 't', 'any copied row may have one');
 
-# They are kept for longer than other versions.
+# Merge markers are kept for longer than other versions.
 sub age
 {
 	my ($hours) = @_;

@@ -1,4 +1,4 @@
-# The format wal2json in a database that is not UTF8, against wal2json itself: names, values,
+# The format wal2json in a database that is not UTF8, compared with wal2json itself: names, values,
 # messages and lists of them, byte for byte, through the SQL functions and through the replication
 # protocol.
 
@@ -17,7 +17,7 @@ my $libraries = `pg_config --pkglibdir`;
 chomp $libraries;
 plan skip_all => "wal2json is not installed in $libraries" unless -e "$libraries/wal2json.so";
 
-# This file is UTF-8; what is sent and received is LATIN1.
+# This file is UTF-8; sent and received text is LATIN1.
 sub latin1 { my ($text) = @_; Encode::from_to($text, 'UTF-8', 'ISO-8859-1'); return $text; }
 $ENV{PGCLIENTENCODING} = 'LATIN1';
 my $conf = "max_replication_slots = 10\nmax_wal_senders = 10\nautovacuum = off\n";
@@ -47,7 +47,7 @@ select pg_logical_emit_message(false, 'e', 'plain');
 truncate "café"."Größe", plain;
 SQL
 
-# What a slot says, and what psql says of it.
+# The output of a slot, and psql's messages.
 sub peeked
 {
 	my ($slot, @options) = @_;
@@ -77,7 +77,7 @@ sub received
 $end = $node->safe_psql('postgres', 'select pg_current_wal_insert_lsn()');
 $node->safe_psql('postgres', 'select pg_switch_wal()');
 
-# With what each of them leaves in and out.
+# With options that leave something in or out.
 my @cases = (
 	[ [], 'Größe', undef ],
 	[ [ 'include-types' => 1, 'include-default' => 1, 'include-pk' => 1 ], 'été', undef ],

@@ -1,5 +1,5 @@
-# A large transaction that is applied while it runs goes on when a part of it is rolled back at the
-# provider: what that part has done is undone here too, and nothing else.
+# A large transaction is applied while it is in progress. If a part of it is rolled back at the
+# provider, that part is undone here too, and nothing else, and the transaction goes on.
 
 use strict;
 use warnings;
@@ -69,7 +69,7 @@ sub more
 	return;
 }
 
-# It commits, and was applied by the process that followed it.
+# The transaction commits, and was applied by the process that followed it.
 sub ended
 {
 	my ($then, $how) = @_;
@@ -165,7 +165,7 @@ $one->query_safe('commit');
 caught_up($paris, $tokyo);
 same_tables([ $tokyo, $paris ], @tables);
 
-# What a part has locked is free again when it is rolled back.
+# Locks of a part are released when it is rolled back.
 start('free again');
 $one->query_safe('savepoint a; update gone set v = $$a$$ where id = 8000');
 more('free again, in it');

@@ -1,5 +1,5 @@
-# consolidate where transactions are not joined: many changes of a row by one transaction become
-# one, in every apply mode, for transactions of every size, and each ends as it does without.
+# consolidate for transactions that are not joined: many changes of a row by one transaction become
+# one, in every apply mode, for transactions of every size, with the same result.
 
 use strict;
 use warnings;
@@ -25,14 +25,14 @@ my $session = $tokyo->background_psql('postgres', on_error_stop => 1);
 sub at_tokyo { return $tokyo->safe_psql('postgres', $_[0]); }
 sub at_paris { return $paris->safe_psql('postgres', $_[0]); }
 
-# What comes of some statements at tokyo, or of a function: how much each counter has grown.
+# Runs statements at tokyo, or a function, and returns how much each counter has grown.
 sub grown
 {
 	my ($what, @counters) = @_;
 	my $look = sub {
 		caught_up($paris, $tokyo);
 		my $row = '';
-		# A leader that has just been told to start anew has none.
+		# A leader that has just been asked to start again has none.
 		wait_until(sub { $row = at_paris('select ' . join(", ' ', ", @counters) =~ s/^/concat(/r . ") from braid.dependency_stats d join braid.subscription_detail s on s.name = d.subscription where s.name = '$name'"); $row ne '' }, 20);
 		return split / /, $row;
 	};
@@ -92,8 +92,8 @@ for my $mode ("apply_mode => 'serial'", "apply_mode => 'parallel'", "apply_mode 
 	at_paris("select braid.alter_subscription('$name', consolidate => true)");
 	is(grown(updates(500, 5, 'hot'), 'consolidated', 's.updates', 'd.retries'), 'consolidated 495 s.updates 500 d.retries 0', "$mode: one change for each of 5 rows");
 	is(grown('begin; ' . updates(500, 5, 'hot') . qq[; prepare transaction 'p'; commit prepared 'p'], 'consolidated', 's.updates', 'd.retries'), 'consolidated 495 s.updates 500 d.retries 0', "$mode: one that is prepared");
-	# What is here only decides whether changes of a row may become one: each fires its trigger, and
-	# may meet another row.
+	# The local table alone decides whether changes of a row may become one: each change fires its
+	# trigger, and may conflict with another row.
 	is(grown(updates(300, 3, 'fired'), 'consolidated'), 'consolidated 0', "$mode: where a trigger sees them");
 	$fired += 300;
 	is(at_paris('select count(*) from seen'), $fired, 'each');
@@ -129,7 +129,8 @@ for my $mode ("apply_mode => 'serial'", "apply_mode => 'parallel'", "apply_mode 
 	$fired = at_paris('select count(*) from seen');
 }
 
-# A row of another time: each change meets it and is recorded, and none is given more than it had.
+# A row with a version in between: each change conflicts with it and is recorded, and none has more
+# values than it brought.
 my %found;
 for my $consolidate ('false', 'true')
 {

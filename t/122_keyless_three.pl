@@ -1,5 +1,5 @@
-# Tables without a key on three nodes, which are found by all of their values (REPLICA IDENTITY
-# FULL): what one node adds and another takes out arrives at the third in any order, and all end
+# Tables without a key on three nodes, whose rows are found by all of their values (REPLICA IDENTITY
+# FULL). Rows that one node adds and another removes arrive at the third in any order. All nodes end
 # with the same rows, each as often.
 
 use strict;
@@ -36,7 +36,7 @@ for my $mode (qw(parallel batch aggregate))
 	}
 	forget();
 
-	# What paris has of tokyo and changes, comes to quito first.
+	# Rows of tokyo that paris changes come to quito from paris first.
 	cut(stream($quito, $tokyo));
 	sql($tokyo, q[insert into bag values (1, 'a'), (2, 'a'), (3, 'a'), (3, 'a')]);
 	sql($tokyo, q[insert into bag values (4, 'a')]);
@@ -64,7 +64,7 @@ for my $mode (qw(parallel batch aggregate))
 	all_have(rows('parts'), '11a', "$mode: nor into partitions");
 	is(remembered($quito), 0, 'each removal has counted once');
 
-	# What is added again is another row.
+	# A row that is added again is another row.
 	cut(stream($quito, $tokyo), stream($tokyo, $paris), stream($paris, $tokyo));
 	sql($tokyo, q[delete from bag where a = 2]);
 	sql($paris, q[delete from bag where a = 2]);

@@ -1,5 +1,6 @@
-# Nodes join others that write tables without a key: what a copy has brought, and the stream of the
-# node that wrote it brings again, is there once; what was taken out before the copy is not there.
+# Nodes join others that write tables without a key. A row that comes with a copy, and again by the
+# stream of the node that wrote it, is there once. A row that was removed before the copy is not
+# there.
 
 use strict;
 use warnings;
@@ -19,7 +20,7 @@ my ($tokyo, $paris) = map { new_node($_) } qw(tokyo paris);
 on_all($tables, $tokyo, $paris);
 my ($paris_from_tokyo, $tokyo_from_paris) = mesh($tokyo, $paris);
 sub at { my ($node, @sql) = @_; sql($node, $_) for @sql; return; }
-# Columns by name: at oslo they stand in another order.
+# Columns by name: at oslo they have another order.
 my %columns = (log => 'at, who', bag => 'id, v');
 sub rows { my ($node, $table) = @_; return sql($node, "select coalesce(string_agg(concat_ws(':', $columns{$table}), ' ' order by concat_ws(':', $columns{$table}) collate \"C\"), '') from $table"); }
 
@@ -73,8 +74,8 @@ converged($tokyo, $paris, $oslo);
 is(rows($tokyo, 'bag'), '1:e 3:a 4:a 5:t 7:late', 'what there is');
 same('a node that has joined', $tokyo, $paris, $oslo);
 
-# A table that is copied anew gets what is on its way to the provider, of this node and of others:
-# the copy waits for it.
+# A table that is copied again gets the changes that are on their way to the provider, of this node
+# and of others: the copy waits for them.
 cut($tokyo_from_paris);
 at($paris, q[insert into log values (6, 'on its way')], q[delete from bag where id = 3]);
 caught_up($oslo, $paris);
@@ -118,7 +119,7 @@ converged($tokyo, $paris, $oslo, $lima);
 same('joined under load', $tokyo, $paris, $oslo, $lima);
 ok(sql($lima, 'select count(*) from bag') > 0, 'which has rows');
 
-# Who may not ask gets a copy all the same, and is told.
+# A role that may not lock the table gets an error, and a copy all the same.
 is(sql($tokyo, q[select has_function_privilege('public', 'braid.hold_table(oid)', 'execute')]), 'f', 'not everybody holds tables');
 at($tokyo, q[create role reader login replication; grant braid_monitor to reader; grant select on bag to reader]);
 my ($code, $out, $error) = $tokyo->psql('postgres', q[set role reader; begin; select braid.hold_table('bag'::regclass); select mode from pg_locks where relation = 'bag'::regclass and pid = pg_backend_pid(); rollback]);
@@ -128,7 +129,7 @@ like($error, qr/a table is held only by roles that may read it, and connect for 
 ($code, $out, $error) = $tokyo->psql('postgres', q[select braid.hold_table(1)]);
 like($error, qr/there is no table with OID 1/, 'and it has to be there');
 
-# What is said of other nodes goes when that has come.
+# Positions of other nodes are removed when their changes have arrived.
 ok(wait_until(sub { sql($_, 'select count(*) from braid.copied_position') == 0 }, 90), 'positions are forgotten at ' . $_->name) for $oslo, $lima;
 
 done_testing();

@@ -1,6 +1,6 @@
-# A node joins others by a copy, while what they have written to tables without a key has not come
-# everywhere: what the copied node remembers of rows that were to be taken out comes along, and of
-# which version the rows are that it has.
+# A node joins others by a copy, while changes of tables without a key have not arrived everywhere.
+# The copied node's records come along: removals that have found no row, and the versions of its
+# rows.
 
 use strict;
 use warnings;
@@ -30,7 +30,7 @@ sub joins
 }
 my ($oslo, $oslo_from_paris, $oslo_from_lima) = joins('oslo', $paris, $lima);
 
-# Paris does not reach tokyo: lima takes out a row of its before it has come.
+# Paris does not reach tokyo: lima removes a row of paris before it has arrived.
 cut(stream($tokyo, $paris));
 sql($paris, q[insert into bag values (4, 'removed'), (5, 'changed')]);
 caught_up($lima, $paris);
@@ -40,8 +40,8 @@ caught_up($_, $lima) for $tokyo, $paris;
 is(rows($tokyo), '1:stays 2:again 2:again 3:twice 5:by lima', 'tokyo has what lima made of rows that have not come');
 is(sql($tokyo, q[select count(*) from braid.tombstone where relation = 'bag'::regclass]), 2, 'and remembers that they were to be taken out');
 
-# Lima reaches nobody: paris and lima take out the same rows, and paris adds some that are
-# identical, later.
+# Lima reaches no node: paris and lima remove the same rows, and paris adds some identical ones
+# later.
 heal(stream($tokyo, $paris));
 cut(stream($tokyo, $lima), stream($paris, $lima), stream($lima, $paris));
 sql($lima, q[delete from bag where id in (2, 3)]);

@@ -1,5 +1,5 @@
-# A table that is copied anew loses nothing with what is emptied: the copy waits until the provider
-# has what was written here, and what a third node wrote.
+# A table that is copied again loses no row when it is emptied: the copy waits until the provider
+# has the changes that were made here, and those of a third node.
 
 use strict;
 use warnings;
@@ -18,7 +18,7 @@ sub copy_error { return sql($oslo, q[select copy_error from braid.subscription_t
 
 for my $writer ($oslo, $paris)
 {
-	# What the writer writes does not come to tokyo.
+	# The writer's changes do not come to tokyo.
 	my $name = $writer->name;
 	cut(stream($tokyo, $writer));
 	sql($writer, qq[insert into item select max(id) + 10, 'new' from item; update item set v = '$name' where id = 1; delete from item where id = (select max(id) from item where v = 'first')]);

@@ -1,6 +1,6 @@
-# A node joins others that merge what they write: columns that add up, columns that are written on
-# their own, rows that a function makes of two. All write while it is copied, and each change counts
-# once on each node; so it does when a node copies a table anew.
+# A node joins others that merge concurrent writes: columns that add up, columns that are registers
+# of their own, rows that a function makes of two. All write while it is copied, and each change
+# counts once on each node. The same holds when a node copies a table again.
 
 use strict;
 use warnings;
@@ -74,7 +74,7 @@ is(sql($_, $sums), $added, $_->name . ' has all additions, each once') for $toky
 is(sql($_, $state), sql($tokyo, $state), $_->name . ' has the same rows') for $paris, $oslo;
 cmp_ok(sql($oslo, q[select count(*) from label where tags @> '{tokyo,paris}']), '>', 10, 'rows were merged');
 
-# It copies the tables anew, while all three write.
+# Oslo copies the tables again, while all three write.
 @writers = map { writes($_, 8) } $tokyo, $paris, $oslo;
 for my $table (qw(stock label stock))
 {

@@ -1,6 +1,5 @@
-# Rows are frozen, and PostgreSQL forgets the commit timestamps of the transactions that wrote them,
-# while another node's older changes of the same rows are still to come. They lose all the same:
-# nodes agree.
+# Rows are frozen, and PostgreSQL forgets the commit timestamps of their writers, while another
+# node's older changes of the same rows are still to come. These lose all the same: nodes agree.
 
 use strict;
 use warnings;
@@ -22,7 +21,7 @@ sql($tokyo, q[insert into item select i, 'old', i from generate_series(1, 60) i;
 sql($paris, q[insert into item select i, 'old', i from generate_series(61, 70) i]);
 converged(@both);
 
-# Tokyo hears nothing of paris any more, which hears of tokyo.
+# Tokyo gets no changes of paris any more; paris gets those of tokyo.
 sql($tokyo, "select braid.disable_subscription('$from_paris')");
 wait_until(sub { worker_pids($tokyo, 'braid leader') == 0 }, 20);
 sql($paris, "update item set v = 'paris' where id <= 10");
@@ -61,14 +60,15 @@ ok($forgotten, 'PostgreSQL has forgotten the commit timestamps') or diag(frozen(
 is(sql($tokyo, 'select string_agg(v.committed_at::text, chr(10) order by i.id) from item i, braid.row_version(i.tableoid, i.ctid) v'), $at, 'Braid has not');
 is(sql($tokyo, q[select string_agg(distinct v.node, ' ' order by v.node) from item i, braid.row_version(i.tableoid, i.ctid) v]), 'paris tokyo', 'whose they are');
 
-# What paris wrote comes now.
+# The changes of paris arrive now.
 sql($tokyo, "select braid.enable_subscription('$from_paris')");
 converged(@both);
 same_tables(\@both, qw(item plain));
 is(sql($tokyo, q[select string_agg(id || ' ' || v, ', ' order by id) from item where id in (1, 2, 6, 11, 12, 16, 21, 26, 61, 64, 101, 103)]),
 	'1 paris again, 2 tokyo, 6 paris, 11 paris again, 12 tokyo, 21 tokyo, 26 paris, 61 tokyo, 64 paris, 101 tokyo, 103 tokyo', 'in each row the newest');
 
-# It is removed when nothing older can come any more, and not copied where nothing is to come.
+# The record is removed when nothing older can arrive any more, and not copied if nothing is to
+# arrive.
 sql($tokyo, 'update braid.kept_commit set newest = extract(epoch from now() - interval \'3 h\') * 1000000 where commits is not null');
 $tokyo->restart;
 ok($tokyo->poll_query_until('postgres', 'select count(*) = 0 from braid.kept_commit where commits is not null'), 'what is needed no longer is removed');

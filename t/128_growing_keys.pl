@@ -1,7 +1,6 @@
-# Rows that come with growing keys: appliers find at the end of an index that nothing is there yet.
-# What is there, or comes, or goes at that end is seen all the same: rows of both nodes under the
-# same keys, open transactions, deleted rows, and an index that is split, vacuumed, emptied or built
-# anew.
+# Rows with growing keys: appliers see at the end of an index that a key is not there yet. Rows that
+# are there, or come, or go at that end are noticed all the same: rows of both nodes with the same
+# keys, open transactions, deleted rows, and an index that is split, vacuumed, emptied or rebuilt.
 
 use strict;
 use warnings;
@@ -16,7 +15,8 @@ my @tables = qw(plain pair down words);
 sub sql { my ($node, $sql) = @_; return $node->safe_psql('postgres', $sql); }
 sub conflicts { my ($node, $kind) = @_; return sql($node, "select coalesce(sum(conflicts), 0) from braid.conflict_stats where kind = '$kind'"); }
 
-# One transaction for each row: one column, two, falling order, a collation's order. Each row says
+# One transaction for each row: one column, two, falling order, a collation's order. Each row names
+# its writer.
 # who wrote it.
 on_all(q[
 	create table plain (id int primary key, who text);
@@ -53,7 +53,8 @@ converged(@both);
 same_tables(\@both, @tables);
 is(sql($paris, 'select count(*) from plain'), '4000', 'each key once');
 
-# A row at the end that paris has, and tokyo has not heard of: a conflict, not a duplicate key.
+# A row at the end of the index that paris has, and tokyo has not received: a conflict, not a
+# duplicate key.
 sql($tokyo, "select braid.disable_subscription('tokyo_from_paris')");
 wait_until(sub { worker_pids($tokyo, 'braid leader') == 0 }, 20);
 my $before = conflicts($paris, 'insert_exists');
@@ -104,7 +105,7 @@ sql($tokyo, q[call write(900, 1500, 'again')]);
 converged(@both);
 same_tables(\@both, @tables);
 
-# While they come, the index is built anew on the other side, and the table emptied.
+# While rows arrive, the index is rebuilt on the other side, and the table truncated.
 my ($out, $err) = ('', '');
 my $run = IPC::Run::start([ 'psql', '-XAtq', '-d', $tokyo->connstr('postgres'), '-c', q[call write(1501, 6000, 'more')] ], '<', \undef, '>', \$out, '2>', \$err);
 for my $table (@tables, @tables)
@@ -142,7 +143,7 @@ sql($paris, q[
 		     lateral (select tids from bt_page_items(name, b::int) order by itemoffset desc limit 1) i where p.btpo_level = 0 and p.btpo_next = 0 $$]);
 for my $table (@often)
 {
-	# Not before the collector has come past them.
+	# Not before the collector has processed their deletion.
 	ok(wait_until(sub { sql($paris, "vacuum $table"); sql($paris, "select coalesce(sum(avail), 0) from pg_freespace('$table')") > 80_000 }, 30), "there is room in $table");
 }
 my $watching = $paris->background_psql('postgres', on_error_stop => 1);

@@ -1,7 +1,7 @@
-# Identical rows of tables without a key, which several nodes add and take out at the same time:
-# which of them a session takes nobody is told, and all nodes end with the same number of them,
-# whatever arrives in which order. That number is what is left when all changes are gone through in
-# the order of their versions.
+# Identical rows of tables without a key, which several nodes add and remove at the same time. The
+# stream does not say which of them a session removes. All nodes end with the same number of them,
+# in any order of arrival: the number that results if all changes are replayed in the order of their
+# versions.
 
 use strict;
 use warnings;
@@ -25,7 +25,7 @@ my $rows = q[select coalesce(string_agg(v, '' order by v), '') from bag];
 # One of several, as a session does: whichever it comes upon.
 sub one { my ($v, $order) = @_; return "ctid = (select ctid from bag where v = '$v' order by ctid $order limit 1)"; }
 
-# Tokyo adds a row once more and takes out one of the two. Paris has taken out the first.
+# Tokyo adds a row once more and removes one of the two. Paris has removed the first.
 for my $order ('', 'desc')
 {
 	sql($tokyo, q[insert into bag values ('a', 1)]);
@@ -53,7 +53,7 @@ for my $order ('', 'desc')
 	sql($_, 'truncate bag'), converged(@nodes) for $tokyo;
 }
 
-# What is remembered of a row that has not come is another removal's then.
+# The removal that is recorded without a row is another one then: the row was taken over.
 cut();
 sql($tokyo, q[insert into bag values ('a', 1)]);
 heal(stream($paris, $tokyo), stream($quito, $tokyo));
@@ -68,8 +68,8 @@ heal_all();
 all_have($rows, 'a', 'two of three are taken out');
 is(sql($_, q[select count(*) from braid.tombstone where key_hash in (select row_hash from braid.taken_row)]), 0, 'and nothing is left to be taken out at ' . $_->name) for @nodes;
 
-# What a transaction has added, and takes out itself, is not another one's, which an older removal
-# is to have.
+# Of two identical rows a transaction removes the one that it has added. The other one stays for the
+# older removal that is meant for it.
 sql($tokyo, q[truncate bag; insert into bag values ('a', 1), ('b', 1)]);
 converged(@nodes);
 cut();
@@ -93,7 +93,7 @@ heal(stream($quito, $tokyo));
 heal_all();
 all_have($rows, '', 'what was taken before a truncate that comes late is taken once more');
 
-# What is decoded again after a crash counts once.
+# A transaction that is decoded again after a crash counts once.
 sql($tokyo, q[insert into bag select 'a', 1 from generate_series(1, 3)]);
 converged(@nodes);
 cut();
@@ -108,7 +108,7 @@ is(sql($tokyo, q[select count(*) from braid.taken_row where removed_by = 0 and r
 heal_all();
 all_have($rows, 'aa', 'and so it counts');
 
-# At random, in each mode. What is to be there the journals say.
+# At random, in each mode. The expected rows are computed from the journals.
 my $rule = q[select string_agg(coalesce(taken, '') || ':' || coalesce(added, '') || ':' || extract(epoch from braid.commit_timestamp(xmin)), ' ') from journal];
 sub expected
 {

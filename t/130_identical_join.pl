@@ -1,6 +1,6 @@
-# A node joins others by a copy, or copies a table anew, while identical rows of a table without a
-# key are taken out elsewhere: which row each removal has taken comes along, as of the moment of the
-# copy, so an older removal that comes afterwards gets the row of a newer one here, too.
+# A node joins others by a copy, or copies a table again, while identical rows of a table without a
+# key are removed elsewhere. The records of removals and their rows come along, as of the copy. So
+# an older removal that arrives later takes over the row of a newer one here, too.
 
 use strict;
 use warnings;
@@ -29,7 +29,7 @@ sql($oslo, 'create table bag (n int, v text); alter table bag replica identity f
 my @late = map { subscribe($oslo, $_, copy_data => 'false') } $paris, $lima;
 sql($oslo, "select braid.disable_subscription('$_')") for @late;
 
-# Lima reaches nobody. What it takes out, a session of tokyo and one of paris take out later, when
+# Lima reaches no node. The rows that it removes, sessions of tokyo and paris remove later, when
 # each has one more.
 cut(grep { $_->[0] == $lima || $_->[2] == $lima } map { my $to = $_; map { stream($to, $_) } @nodes } @nodes);
 sql($lima, 'delete from bag');
@@ -54,7 +54,8 @@ subscribe($_, $oslo, copy_data => 'false') for @nodes;
 converged(@nodes, $oslo);
 is(sql($_, $rows), '', 'the same at ' . $_->name) for @nodes, $oslo;
 
-# Paris has the table copied anew, with what it has taken out itself: it is known once.
+# Paris copies the table again, with the rows that it has removed itself: each removal is recorded
+# once.
 sql($tokyo, q[insert into bag values ('c', 1), ('c', 1)]);
 converged(@nodes, $oslo);
 cut(grep { $_->[0] == $lima || $_->[2] == $lima } map { my $to = $_; map { stream($to, $_) } @nodes } @nodes);

@@ -1,5 +1,5 @@
-# The collector of deletions meets a row that can't be read, of a table without a key whose file is
-# damaged: it says so once and goes on, as all other deletions and dead rows wait for it.
+# The collector of deletions finds a row that can't be read, of a table without a key whose file is
+# damaged. It logs that once and goes on, because all other deletions and dead rows wait for it.
 
 use strict;
 use warnings;
@@ -23,7 +23,7 @@ ok(wait_until(sub { scalar worker_pids($tokyo, 'braid collector') }, 20), 'tokyo
 
 sql($tokyo, q[insert into bag values ('small', 'x'), ('large', repeat(md5('large'), 1000)), ('small', 'y')]);
 converged(@nodes);
-# What is taken out is collected when that commits; until then the rest of the row is lost.
+# The removal is collected when it commits; until then the rest of the row is lost.
 sql($tokyo, q[begin; delete from bag; prepare transaction 'removal']);
 my $file = $tokyo->data_dir . '/' . sql($tokyo, q[select pg_relation_filepath(reltoastrelid) from pg_class where relname = 'bag']);
 $tokyo->stop('fast');

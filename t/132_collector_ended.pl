@@ -1,5 +1,5 @@
-# The collector of deletions is ended again and again: what was truncated here is not brought back
-# by an older change, however long that has to wait.
+# The collector of deletions is terminated again and again: an older change does not bring back rows
+# that were truncated here, however long it has to wait.
 
 use strict;
 use warnings;

@@ -1,6 +1,6 @@
-# braid.leader_applies: a small transaction that comes alone is applied by the leader itself, with
-# the version and the position that it has with an applier; what would have to wait, or runs code of
-# users', is an applier's, and the leader reads on.
+# braid.leader_applies: the leader itself applies a small transaction that comes alone, with the
+# same version and position as an applier. A transaction that would have to wait, or runs code of
+# users, goes to an applier, and the leader reads on.
 
 use strict;
 use warnings;
@@ -29,8 +29,8 @@ subscribe($tokyo, $paris, copy_data => 'false');
 
 sub by_leader { return sql($paris, "select applied_by_leader from braid.dependency_stats where subscription = '$name'"); }
 
-# One transaction after the other, each alone, until the leader has applied one. It leaves it to the
-# others for a moment after anything has taken long.
+# Sends one transaction after the other, each alone, until the leader has applied one. After
+# anything slow, it leaves transactions to the appliers for a moment.
 sub leader_applies
 {
 	my ($what, $statement) = @_;
@@ -67,7 +67,7 @@ is(sql($paris, 'select count(*) from braid.conflict_history'), 0, 'without a con
 is(sql($paris, "select count(*) from braid.apply_workers where worker like 'applier %' and subscription = '$name'"), 2, 'the appliers are there');
 ok($paris->poll_query_until('postgres', q[select n_tup_ins >= 1 from pg_stat_user_tables where relname = 'item']), 'autovacuum hears of it');
 
-# What the leader does beside that is its own: of no other node, and not known there.
+# Other work of the leader stays its own: it has no other node's origin, and is not sent.
 sql($_, 'create table fresh (id int primary key)') for @nodes;
 leader_applies('inserts into a new table', 'insert into fresh values (N)');
 is(sql($paris, "select distinct t.roident from braid.subscription_table s, pg_xact_commit_timestamp_origin(s.xmin) t where s.relation = 'fresh'::regclass and s.subscription_id = (select subscription_id from braid.subscription where subscription_name = '$name')"), 0, 'that it is part of the subscription is written by this node');
@@ -84,7 +84,7 @@ for my $lock ('update item set v = v where id = 1', 'lock table coded in share m
 	ok($paris->poll_query_until('postgres', "select received_lsn >= '$received' from braid.subscription_detail where name = '$name'"), 'the leader reads on');
 	$session->query_safe('commit');
 	$session->quit;
-	# Its update has to arrive at tokyo too.
+	# An update of paris has to arrive at tokyo too.
 	converged(@nodes);
 	same_tables(\@nodes, @tables);
 }
@@ -116,7 +116,8 @@ sql($paris, "select braid.enable_subscription('$name')");
 converged(@nodes);
 same_tables(\@nodes, 'coded');
 
-# What comes together while it looks elsewhere: few are the leader's, of more at most the last ones.
+# Transactions that come together while the leader is busy: a few are applied by the leader; of
+# more, at most the last ones.
 sub come_together
 {
 	my ($n) = @_;

@@ -1,6 +1,6 @@
-# What a database sets counts for its own sessions, not for Braid's processes: whoever owns it could
-# have functions and operators of his own called with the rights of a superuser (search_path), and
-# one that is for reading only still gets what others write.
+# Settings of a database count for its own sessions, not for Braid's processes. Otherwise the
+# database's owner could have functions and operators of his own called with the rights of a
+# superuser (search_path). A read-only database still gets the changes of others.
 
 use strict;
 use warnings;
@@ -14,8 +14,8 @@ my $paris = new_node('paris');
 my @both = ($tokyo, $paris);
 my @types = qw(name text oid int2 int4 int8 bool);
 
-# What is looked for in `caught` before pg_catalog tells of it in the log, and does what it is named
-# for.
+# Operators that are found in `caught` before pg_catalog write a line into the log, and do what
+# their name says.
 my $caught = join "\n", map { qq[
 	create function caught.equal($_, $_) returns bool language plpgsql as \$\$ begin raise log 'CAUGHT $_'; return \$1 operator(pg_catalog.=) \$2; end \$\$;
 	create operator caught.= (leftarg = $_, rightarg = $_, function = caught.equal);
@@ -37,7 +37,7 @@ on_all(q[
 	alter database postgres set default_transaction_deferrable = on;
 ], @both);
 $_->restart for @both;
-# From here on this test's own sessions say what they want.
+# From here on this test's own sessions set what they need.
 $ENV{PGOPTIONS} = '-c search_path=public -c default_transaction_read_only=off -c default_transaction_isolation=read\ committed -c default_transaction_deferrable=off';
 is($tokyo->safe_psql('postgres', q[show search_path]), 'public', 'sessions of the test choose for themselves');
 
@@ -58,7 +58,7 @@ converged(@both);
 same_tables(\@both, 'item', 'late');
 cmp_ok($paris->safe_psql('postgres', q[select count(*) from braid.conflict_history]), '>', 0, 'conflicts are recorded');
 
-# What stops is written down, and goes on.
+# A stop is recorded, and ends later.
 $paris->safe_psql('postgres', q[alter table item drop column v]);
 $tokyo->safe_psql('postgres', q[insert into item values (1000, 'x')]);
 ok(wait_until(sub { status($paris, 'paris_from_tokyo')->{state} eq 'error' }, 30), 'an error is written down');

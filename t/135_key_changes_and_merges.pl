@@ -1,6 +1,6 @@
-# A row is given another primary key at one node while others change it, or delete it: also where a
-# conflict function is asked, or columns have rules, what is under the old key and what is under the
-# new one are decided each by itself, and the same everywhere.
+# A row gets another primary key at one node while others change it, or delete it. Also with
+# conflict functions and column rules, the rows under the old and the new key are decided each by
+# itself, and the same everywhere.
 
 use strict;
 use warnings;
@@ -37,7 +37,7 @@ $tokyo->safe_psql('postgres', q[
 ]);
 converged(@nodes);
 
-# Without anything that meets it: one row, with all that its change left as it was.
+# Without concurrent changes: one row, with all values that its change left unchanged.
 $paris->safe_psql('postgres', q[
 	update plain set id = 201 where id = 20; update whole set id = 201, v = 'both' where id = 20;
 	update sums set id = 201, n = n + 5 where id = 20; update highs set id = 201, top = 1 where id = 20;
@@ -59,8 +59,8 @@ for my $round (1 .. 4)
 {
 	my ($one, $other, $third) = $round % 2 ? ($tokyo, $paris, $oslo) : ($oslo, $tokyo, $paris);
 	my $new = 100 * ($round + 2);
-	# What is done elsewhere before, and after. (What is added before to a row that a later change
-	# brings back may count at some nodes: as for deletions.)
+	# Changes of others before and after. (An earlier addition to a row that a later change brings
+	# back may count at some nodes only, as for deletions.)
 	cut();
 	$other->safe_psql('postgres', "update plain set v = 'early $round' where id in (1, 2); update whole set v = 'early $round' where id in (1, 2);
 		update sums set n = n + 1 where id = 1; update highs set top = 700 where id = 1; delete from plain where id = 3; delete from whole where id = 3");

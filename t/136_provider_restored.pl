@@ -1,6 +1,6 @@
-# A provider that was put back to what it was some time ago, with its slots: what it writes from
-# then on has positions that the subscriber has passed already, and would be left out. The
-# subscription stops instead, and says so.
+# A provider was restored to an earlier state, with its slots. Its next changes have positions that
+# the subscriber has passed already, and would be left out. The subscription stops instead, and
+# reports that.
 
 use strict;
 use warnings;
@@ -35,7 +35,7 @@ my $status = status($paris, $name);
 like($status->{last_error}, qr/the provider's WAL ends at [0-9A-F\/]+, before [0-9A-F\/]+, up to where its transactions are applied here/, 'and says why');
 like($status->{error_hint}, qr/copy_data => false/, 'and what to do');
 
-# Which is done.
+# The hint is followed.
 $paris->safe_psql('postgres', "select braid.drop_subscription('$name')");
 subscribe($paris, $tokyo, copy_data => 'false');
 caught_up($paris, $tokyo);

@@ -1,7 +1,7 @@
-# Functions that are called while changes are applied, and for which PostgreSQL keeps something from
-# one call to the next: SECURITY DEFINER and SET (fmgr_security_definer), SQL functions, domains,
-# expressions. What is kept has to live as long as the one who keeps it, in every apply mode and in
-# braid.ingest. A server with CLOBBER_FREED_MEMORY crashes at once where it does not.
+# Functions that are called while changes are applied, and for which PostgreSQL keeps state from one
+# call to the next: SECURITY DEFINER and SET (fmgr_security_definer), SQL functions, domains,
+# expressions. That state must live as long as its owner, in every apply mode and in braid.ingest.
+# Otherwise a server with CLOBBER_FREED_MEMORY crashes at once.
 
 use strict;
 use warnings;

@@ -1,6 +1,6 @@
 # REPLICA IDENTITY FULL with types that have no equality, and with values that have several byte
-# forms: the row is found, whatever way it came, and a row that is not here is a conflict
-# (delete_missing, update_missing), not an error.
+# forms: the row is found, in whichever form it came. A missing row is a conflict (delete_missing,
+# update_missing), not an error.
 
 use strict;
 use warnings;
@@ -91,7 +91,7 @@ for my $of (@types)
 }
 is($paris->safe_psql('postgres', 'select relation, kind, count(*) from braid.conflict_history group by 1, 2'), '', 'and no row was missing');
 
-# What is not here is a conflict.
+# A missing row is a conflict.
 $paris->safe_psql('postgres', join '', map { 'set session_replication_role = replica; delete from ' . table($_) . ' where n in (1, 2);' } @types);
 for my $of (@types)
 {

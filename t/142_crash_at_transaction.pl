@@ -1,6 +1,6 @@
-# A server that crashes at the same transaction each time does not do so for ever: after
+# A server that crashes at the same transaction each time does not go on like that. After
 # braid.max_transaction_crashes times in a row the subscription stops with an error that names
-# transaction and table. Another process that is killed, whatever is applied then, does not count.
+# transaction and table. Other killed processes do not count.
 
 use strict;
 use warnings;
@@ -38,7 +38,7 @@ $paris->safe_psql('postgres', $deadly . q[
 ]);
 my $name = subscribe($paris, $tokyo);
 
-# How often the server of a node has begun anew after a crash.
+# How often the server of a node has restarted after a crash.
 sub crashes
 {
 	my $log = slurp_file($paris->logfile);

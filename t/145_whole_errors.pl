@@ -1,6 +1,6 @@
-# Errors of others pass through the library as they are, in each database of a server that loads it:
-# compared with a server that does not load it. Functions that run users' code give the user all
-# fields of the user's error.
+# Errors of PostgreSQL and of users' code pass through the library unchanged, in each database of a
+# server that loads it: compared with a server that does not. Functions that run users' code return
+# all fields of the user's error.
 
 use strict;
 use warnings;
@@ -63,7 +63,7 @@ my %fails = (
 		end $$],
 );
 
-# All that psql says to a statement.
+# All messages of psql about a statement.
 sub says
 {
 	my ($server, $database, $sql) = @_;
@@ -111,7 +111,7 @@ sub ingest
 	  $lsn++, $id, $v;
 }
 
-# What PL/pgSQL gets to know of the error of an expression.
+# The diagnostics that PL/pgSQL gets of an expression's error.
 sub diagnostics
 {
 	my ($expression) = @_;

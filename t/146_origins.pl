@@ -1,6 +1,6 @@
-# Each process of a subscription keeps its replication origin, also when the subscription has taken
-# over origins of a dropped one; and where an origin can't be had, the error leaves no lock behind:
-# the server checkpoints, and goes on by itself.
+# Each process of a subscription keeps its replication origin, even if the subscription has taken
+# over origins of a dropped one. If an origin can't be had, the error leaves no lock behind: the
+# server checkpoints, and the subscription goes on by itself.
 
 use strict;
 use warnings;
@@ -16,7 +16,7 @@ my $paris = new_node('paris', publication => '');
 on_all('create table one (id int primary key); create table two (id int primary key)', $tokyo, $paris);
 $tokyo->safe_psql('postgres', 'create publication one for table one; create publication two for table two');
 
-# The server is whole: a checkpoint comes back, and positions can be read.
+# The server works: a checkpoint ends, and positions can be read.
 sub is_whole
 {
 	my ($when) = @_;
@@ -64,7 +64,7 @@ my $after = $paris->safe_psql('postgres', $places);
 is(substr($after, 0, length $before), $before, 'an origin that a process had is still its own') or diag $after;
 is($paris->safe_psql('postgres', q[select count(*) - count(distinct (subscription_id, node_name, place)) from braid.origin where subscription_id is not null]), 0, 'no two have one place');
 
-# A new one adopts what is left, and both go on.
+# A new subscription adopts the origins that are left, and both go on.
 subscribe($paris, $tokyo, name => 'third', publications => q['{one}']);
 row_arrives('a third one');
 is_whole('a third one');

@@ -1,6 +1,6 @@
-# An error of apply or copy says in the middle of what it came, in the views and in the log, with
-# PostgreSQL's own context. A stop is an ERROR in the log, the end of a worker that was told to end
-# is not. A stop whose cause is gone goes on by itself.
+# An error of apply or copy says which step it interrupted, in the views and in the log, with
+# PostgreSQL's own context. A stop is an ERROR in the log; the end of a worker that was terminated
+# is not. A stop whose cause is gone ends by itself.
 
 use strict;
 use warnings;
@@ -51,7 +51,7 @@ sub stops
 	return status($paris, $name);
 }
 
-# What the row of the status, the detail and the log say of a stop.
+# Tests the row of the status, the detail and the log after a stop.
 sub says
 {
 	my ($why, $offset, @patterns) = @_;
@@ -114,7 +114,7 @@ like(status($paris, $name)->{last_error}, qr/relation "public\.audit" does not e
 at_paris('create table audit (id int)');
 goes_on('a trigger');
 $offset = -s $paris->logfile;
-# A constraint's trigger fires for replicated rows where it is told to.
+# A constraint's trigger fires for replicated rows if it is enabled for them.
 at_paris(q[
 	alter table child add foreign key (parent) references other deferrable initially deferred;
 	do $$ declare t name; begin
@@ -205,7 +205,7 @@ ok(wait_until(sub { my $now = status($paris, $name); $now->{state} eq 'streaming
 is(at_paris("select error_attempts from braid.subscription_detail where name = '$name'"), 0, 'and forgets');
 like(slurp_file($paris->logfile), qr/subscription "$name" goes on after an error/, 'and says so');
 
-# What a person decides is not.
+# A conflict that a person has to decide is not retried.
 at_paris(q[select braid.set_conflict_resolution('other', 'insert_exists', 'error'); insert into other values (70, 'here')]);
 changes(q[insert into other values (70, 'there')]);
 $status = stops('a conflict that a person decides');

@@ -1,5 +1,5 @@
-# A partition that is a foreign table here: the initial copy, the stream and a truncate stop with
-# one error before they write to it, and go on once an ordinary table is in its place.
+# A local partition is a foreign table: the initial copy, the stream and a truncate stop with the
+# same error before they write to it, and go on once an ordinary table is in its place.
 
 use strict;
 use warnings;

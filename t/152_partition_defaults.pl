@@ -1,5 +1,5 @@
 # Columns of a partitioned table that the provider does not have take the defaults of the table that
-# the stream names, as INSERT, COPY and native replication have it, however the row comes; and keep
+# the stream names, as with INSERT, COPY and native replication, however the row comes. They keep
 # their values when a row moves.
 
 use strict;

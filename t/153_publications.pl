@@ -1,5 +1,5 @@
-# What publications say of columns: tables of which nothing is sent, and tables that two
-# publications disagree about.
+# Column lists of publications: tables of which nothing is sent, and tables with different lists in
+# two publications.
 
 use strict;
 use warnings;
@@ -107,7 +107,7 @@ $paris->safe_psql('postgres', q[select braid.enable_subscription('lists')]);
 ok($paris->poll_query_until('postgres', q[select count(*) > 0 from pg_stat_activity where backend_type = 'braid leader' and wait_event_type = 'Lock']), 'another one starts');
 $tokyo->safe_psql('postgres', 'alter publication whole add table late');
 is($paris->safe_psql('postgres', q[select relation::regclass, action from braid.refresh_subscription('lists')]), 'late|added', 'a table comes meanwhile');
-# What the manager does of its own accord every ten seconds is not to help.
+# The manager's own refresh every ten seconds must not help.
 my ($manager) = worker_pids($paris, 'braid manager');
 sleep 2;
 kill 'STOP', $manager;
@@ -134,7 +134,7 @@ $paris->safe_psql('postgres', q[select braid.refresh_subscription('twice', copy_
 is($paris->safe_psql('postgres', q[select string_agg(relation::text || ' ' || state, ', ' order by relation::text) from braid.subscription_tables where subscription = 'twice']),
 	'leaf_1 ready, leaf_2 ready, root left out', 'without the root they stand for themselves');
 
-# A leader that starts adds a table that somebody else is about to add.
+# A new leader adds a table that another process is about to add.
 on_all('create table joint (k int primary key)', $tokyo, $paris);
 $tokyo->safe_psql('postgres', 'alter publication leaves add table joint');
 my $leader = $paris->background_psql('postgres');

@@ -1,5 +1,5 @@
-# What is left behind: the slots of a node that is forgotten, the slot at a provider that is gone,
-# the owner of a subscription, tables that are dropped.
+# Leftovers: the slots of a node that is forgotten, the slot at a provider that is gone, the owner
+# of a subscription, tables that are dropped.
 
 use strict;
 use warnings;
@@ -66,7 +66,7 @@ $paris->safe_psql('postgres', q[set allow_system_table_mods = on; delete from pg
 $paris->restart;
 ok($paris->poll_query_until('postgres', q[select count(*) = 1 from pg_shdepend where refobjid = 'other'::regrole and objid = 'braid.subscription'::regclass]), 'the manager restores the dependency');
 
-# A provider that does not come back.
+# A provider that is gone for good.
 $tokyo->stop;
 $paris->safe_psql('postgres', q[select braid.drop_subscription('paris_from_tokyo')]);
 $paris->safe_psql('postgres', 'drop role other');
@@ -76,7 +76,7 @@ fails(q[select braid.forget_slot('nothing', 'tokyo')], qr/replication slot "noth
 fails("select braid.forget_slot('$slot', 'tokyo')", qr/NOTICE:  replication slot "$slot" stays at node "tokyo"\n.*HINT:.*pg_drop_replication_slot\('$slot'\)/s, 'it is given up');
 is($paris->safe_psql('postgres', 'select count(*) from braid.pending_cleanup'), '0', 'and not listed any more');
 
-# Its own slot here.
+# Slots of tokyo's subscription at this node.
 fails(q[select braid.drop_node('tokyo')], qr/WARNING:  slots of node "tokyo" hold back WAL here until they are dropped: "braid_tokyo_tokyo_from_paris" \(\d+ \w+ of WAL\)\n.*HINT:.*pg_drop_replication_slot\('braid_tokyo_tokyo_from_paris'\)/s,
 	'who forgets a node hears of its slots');
 $paris->safe_psql('postgres', q[select pg_drop_replication_slot('braid_tokyo_tokyo_from_paris')]);

@@ -1,6 +1,6 @@
-# A table that takes the place of another one of its name: rebuilt, dropped and made anew, swapped
-# for a copy, or not a table at all. Its changes are applied, or the subscription stops and says
-# what to do; then both nodes agree.
+# A table takes the place of another one of its name: rebuilt, dropped and created again, swapped
+# for a copy, or not a table at all. Its changes are applied, or the subscription stops and names
+# the remedy; then both nodes agree.
 
 use strict;
 use warnings;
@@ -107,7 +107,7 @@ my $empty = q[drop table t; create table t (k int primary key, v text)];
 my $swap = q[create table if not exists t_new (k int primary key, v text); delete from t_new; insert into t_new select * from t; begin; alter table t rename to t_old; alter table t_new rename to t; drop table t_old; commit];
 my %how = (rebuilt => $rebuild, 'made of a query' => $rebuild_as, 'made anew' => $empty, swapped => $swap);
 
-# Which nodes do it, one after the other, with changes between.
+# The nodes that do it, one after the other, with changes in between.
 my %orders = (
 	'1 all' => [ [$paris], [ $paris, $tokyo ], [ $tokyo, $paris ] ],
 	'1 schema' => [ [ $paris, $tokyo ] ],
@@ -127,7 +127,7 @@ for my $order (sort keys %orders)
 			for my $node (@$where)
 			{
 				sql($node, $how{$how});
-				# A publication with a list has to be told of another table.
+				# A publication with a list of tables needs the new table in it.
 				sql($node, 'alter publication p add table t') if $form eq 'list';
 				write_all();
 			}
@@ -137,8 +137,8 @@ for my $order (sort keys %orders)
 	unlink_nodes();
 }
 
-# The provider has made it anew, too, and does not publish it yet: the copy stops. Both write
-# meanwhile.
+# The provider has created the table again, too, and does not publish it yet: the copy stops. Both
+# write meanwhile.
 link_nodes('list', 1);
 ok(wait_until(sub { caught_up_now($paris, $tokyo) && caught_up_now($tokyo, $paris) }, 60), 'both stream');
 sql($paris, "select braid.disable_subscription('$name{paris}')");

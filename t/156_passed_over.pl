@@ -1,6 +1,6 @@
-# Tables that are not here: one that the provider does not have or publish any more is passed over,
-# with a line in the log, and everything else of its transactions is applied. One that the provider
-# still has stops the subscription. What is in the place of a table but is none does so, too.
+# Missing tables. One that the provider does not have or publish any more is skipped, with a line in
+# the log, and everything else of its transactions is applied. One that the provider still has stops
+# the subscription. So does a view or another relation in the place of a table.
 
 use strict;
 use warnings;
@@ -74,8 +74,8 @@ sql($tokyo, 'insert into there values (3)');
 caught_up($paris, $tokyo);
 same_tables([ $tokyo, $paris ], 'there');
 
-# Made under one name and given another: its rows come with the copy of the table of the new name.
-# While it still has the first one the subscription would stop.
+# Created under one name and renamed: its rows come with the copy of the table of the new name.
+# While it has the first name the subscription would stop.
 here('create table final (k int primary key, v text)');
 here("select braid.disable_subscription('$name')");
 sql($tokyo, q[create table first_name (k int primary key, v text); insert into first_name values (1, 'before'); alter table first_name rename to final; insert into final values (2, 'after')]);
@@ -109,7 +109,7 @@ sql($tokyo, 'alter publication list drop table listed');
 goes_on('once it is not published');
 same_tables([ $tokyo, $paris ], 'other');
 
-# What is no table stands in the place of one that was ready.
+# Another kind of relation is in the place of a table that was ready.
 my %other = (
 	view => 'create view other as select 1 as k',
 	'materialized view' => 'create materialized view other as select 1 as k',
@@ -145,7 +145,7 @@ is(here("select relation, action from braid.refresh_subscription('$name')"), 'li
 is(here(q[select state from braid.subscription_tables where relation::text = 'listed']), 'left out', 'and shows as left out');
 is(here(q[select reason from braid.left_out_tables where table_name = 'listed' order by left_out_at desc limit 1]), 'removed', 'with the reason');
 
-# Unlogged tables, which a crash empties: said when they join, and at their first change.
+# Unlogged tables, which a crash empties: a warning when they join, and at their first change.
 sql($tokyo, q[create table fast (k int primary key); create table fast_leaf (k int primary key); create table logged (k int primary key); alter publication list add table fast, fast_leaf, logged]);
 here(q[
 	create unlogged table fast (k int primary key);

@@ -1,6 +1,6 @@
 # A database that is a copy of a node has the node's catalog, and must not act as the node: it runs
-# none of its subscriptions, takes none of its slots, speaks to nobody in its name, and moves none
-# of its replication origins.
+# none of its subscriptions, uses none of its slots, sends nothing in its name, and moves none of
+# its replication origins.
 
 use strict;
 use warnings;
@@ -18,7 +18,7 @@ subscribe($tokyo, $paris, copy_data => 'false');
 $tokyo->safe_psql('postgres', q[insert into item values (1, 'before the copy')]);
 converged(@both);
 
-# A copy is made while nobody is connected to the original.
+# A copy is made while no session is connected to the original.
 $paris->safe_psql('postgres', "select braid.disable_subscription('$name')");
 $tokyo->safe_psql('postgres', q[select braid.disable_subscription('tokyo_from_paris')]);
 $paris->stop;
@@ -54,7 +54,7 @@ is($in_copy->('select count(*) from item'), 1, 'the copy has received nothing');
 is($in_copy->(q[select count(*) from pg_stat_activity where datname = 'shop' and backend_type in ('braid leader', 'braid applier', 'braid collector', 'braid cleanup')]), 0,
 	'and has no workers but its manager');
 
-# What would speak for the node.
+# Calls that would act as the node.
 for my $call ("braid.enable_subscription('$name')", 'braid.sync_event()', "braid.refresh_subscription('$name')")
 {
 	like(refused("select $call"), qr/node "paris" was created on another server or in another database/, "$call is refused");
@@ -66,7 +66,7 @@ for my $format ("'proto_version', '1', 'publication_names', 'braid'", "'format',
 	like(refused("select count(*) from pg_logical_slot_peek_binary_changes('of_copy', null, null, $format)"),
 		qr/node "paris" was created on another server/, "no stream in its name with $format");
 }
-# Those that do not name a node are anybody's.
+# Streams that do not name a node are allowed.
 is($in_copy->(q[select count(*) > 0 from pg_logical_slot_get_changes('of_copy', null, null, 'format-version', '2')]), 't', 'a stream that names no node is sent');
 $in_copy->(q[select pg_drop_replication_slot('of_copy')]);
 

@@ -1,6 +1,6 @@
-# A node of a mesh is moved to another server by pg_upgrade: to a newer one where there is one, else
-# to one of its own version. Nothing is lost, nothing comes twice, nothing is copied again, and rows
-# keep their versions. Its peers do nothing for it, and write all the time.
+# A node of a mesh is moved to another server by pg_upgrade: to a newer version if one is installed,
+# else to the same version. Nothing is lost, applied twice or copied again, and rows keep their
+# versions. Its peers need no action, and write all the time.
 
 use strict;
 use warnings;

@@ -1,6 +1,6 @@
-# A slot that somebody has moved on, or made anew, begins behind what is here: what lies between
-# would be missing. The subscription stops and says so, whatever the way in which it had come to
-# rest; and goes on where nothing is missing.
+# A slot that was advanced, or created again, begins behind the subscriber's position: changes in
+# between would be missing. The subscription stops and reports that, in whatever way it had ended
+# before. It goes on if nothing is missing.
 
 use strict;
 use warnings;
@@ -38,7 +38,7 @@ sub stop_reading
 my $advance = "select pg_replication_slot_advance('$slot', pg_current_wal_lsn())";
 my $anew = "select pg_drop_replication_slot('$slot'); select pg_create_logical_replication_slot('$slot', 'braid')";
 
-# That the slot leaves out what was inserted last is noticed, and a copy makes up for it.
+# Tests that the gap of the slot, the last insert, is noticed, and that a copy fills it.
 sub stops
 {
 	my ($what) = @_;
@@ -75,7 +75,7 @@ for my $rest (
 	streams($paris, $name, "$what: it goes on");
 }
 
-# Moved on, and made anew.
+# Advanced, and created again.
 for my $moved ([ 'moved on', $advance ], [ 'made anew', $anew ])
 {
 	my ($what, $do) = @$moved;

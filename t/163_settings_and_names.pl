@@ -1,5 +1,5 @@
-# Whatever a role or a database of the provider sets, and whatever characters names have, what comes
-# is the same.
+# Changes arrive unchanged with any settings of a role or a database of the provider, and any
+# characters in names.
 
 use strict;
 use warnings;
@@ -65,7 +65,7 @@ delete $ENV{PGOPTIONS};
 $_->safe_psql('template1', 'alter database postgres reset statement_timeout') for @both;
 is($tokyo->safe_psql('postgres', q[select output_plugin_allowed from braid.node_info()]), 't', 'a node tells that its plugin is allowed');
 
-# What is wrong with a connection string is named, and nothing of a password.
+# The error names what is wrong with a connection string, and shows nothing of a password.
 for my $case (
 	[ 'hots=localhost dbname=x', qr/connection string is malformed: there is no option "hots"/ ],
 	[ 'password=secret hunter=two', qr/connection string is malformed\n/ ],
@@ -77,7 +77,7 @@ for my $case (
 	unlike($err, qr/secret|hunter|two/, "no secret of $dsn");
 }
 
-# Without commit timestamps nothing is applied, and the view says so at once.
+# Without commit timestamps nothing is applied, and the view shows it at once.
 $paris->append_conf('postgresql.conf', "track_commit_timestamp = off\n");
 $paris->restart;
 my $error;

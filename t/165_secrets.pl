@@ -1,6 +1,6 @@
 # Passwords in connection strings: no output plugin decodes them, no log and no view shows them, and
-# they are there after a crash and on a standby. Braid's own plugin leaves out the extension's
-# tables unless they are asked for by name.
+# they exist after a crash and on a standby. Braid's own plugin leaves out the extension's tables
+# unless they are requested by name.
 
 use strict;
 use warnings;
@@ -53,7 +53,7 @@ ok($streamed->(), 'the subscription streams');
 is(sql($paris, 'select count(*) from braid.connection'), '3', 'one string for the node, one for its peer, one for the subscription');
 sql($paris, "select braid.alter_subscription('from_tokyo', dsn => '$dsn password=$password{altered}')");
 is(sql($paris, "select count(*) filter (where dsn like '%$password{altered}%'), count(*) from braid.connection"), '2|3', 'another one takes its place');
-# What goes on writing to the catalog: commands, conflicts, the manager's notes.
+# Further writes to the catalog: commands, conflicts, the manager's records.
 sql($paris, "select braid.alter_subscription('from_tokyo', apply_mode => 'batch'); select braid.set_rate_limit('from_tokyo', rows_per_second => 100000)");
 sql($paris, q[update item set v = 'written here' where id = 1]);
 sql($tokyo, q[update item set v = 'tokyo again' where id = 1]);
@@ -74,7 +74,7 @@ $tokyo->stop;
 sql($paris, "select braid.drop_subscription('dropped')");
 is(sql($paris, 'select slot_name from braid.pending_cleanup'), 'braid_paris_dropped', 'a slot is left at a provider that is away');
 
-# It survives a crash, and is on a standby.
+# The password survives a crash, and is on a standby.
 $paris->backup('copy', backup_options => [ '--checkpoint', 'fast' ]);
 my $standby = PostgreSQL::Test::Cluster->new('standby');
 $standby->init_from_backup($paris, 'copy', has_streaming => 1);
@@ -99,7 +99,8 @@ for my $slot (sort keys %stream)
 {
 	my ($plugin, $options) = $stream{$slot}->@*;
 	my $text = sql($paris, "select encode(string_agg(data, chr(10)::bytea), 'escape') from pg_logical_slot_peek_binary_changes('$slot', null, null, $options)");
-	# What is out of line would come in pieces; each piece begins somewhere in a password.
+	# A value that is stored out of line would be decoded in chunks; each chunk begins somewhere in
+	# a password.
 	my $pieces = join '|', map { substr $_, 2000, 30 } values %password;
 	ok($text !~ $secret && $text !~ /$pieces/, "$slot: no password");
 	like($text, qr/written here/, "$slot: but the changes of users' tables");
@@ -122,7 +123,7 @@ my @tables = split /\n/, sql($paris, q[select c.relname from pg_class c where c.
 unlike(join("\n", map { sql($paris, "select t::text from braid.\"$_\" t") } @tables), $secret, 'and no other table has one');
 unlike(slurp_file($_->logfile), $secret, 'nor the log of ' . $_->name) for $tokyo, $paris, $standby;
 
-# A string that somebody has taken away is an error, not the local server.
+# A connection string that was deleted is an error, and does not mean the local server.
 sql($paris, q[delete from braid.connection where connection_id = (select connection_id from braid.subscription)]);
 ($code, undef, $error) = $paris->psql('postgres', q[select braid.refresh_subscription('from_tokyo')]);
 like($error, qr/has no connection string/, 'a string that is gone is missed');

@@ -1,6 +1,6 @@
-# The lag is never shown as less than it is known to be, and as unknown where it is: while a rate
-# limit holds the stream back, on a link that has gone silent, behind a lock. A provider that is
-# idle is heard every few seconds.
+# The lag is never shown as smaller than it is known to be, and as unknown if it is: while a rate
+# limit delays the stream, on a link that is silent, behind a lock. An idle provider sends something
+# every few seconds.
 
 use strict;
 use warnings;
@@ -44,7 +44,7 @@ for (1 .. 6)
 }
 is(sql($tokyo, $asking), '0', 'without another connection');
 
-# The rate limit leaves what the provider sends unread.
+# With the rate limit, the provider's bytes are left unread.
 sql($paris, "select braid.set_rate_limit('$name', rows_per_second => 20)");
 my $start = time;
 write_items(2000);

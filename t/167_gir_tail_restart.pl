@@ -1,7 +1,6 @@
-# gir-tail writes each row once where it can know that it has written it: over a clean restart of
-# the server, which forgets what was confirmed, and over lost connections. Positions of another
-# server, or of an earlier time, don't count. A slot that a run has created for nothing goes with
-# it.
+# gir-tail writes each row once if it can know that it has written it: over a clean restart of the
+# server, which forgets what was confirmed, and over lost connections. Positions of another server,
+# or of an earlier time, don't count. A slot that a run has created without using it is dropped.
 
 use strict;
 use warnings;

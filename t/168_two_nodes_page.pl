@@ -1,6 +1,6 @@
-# The steps of docs/two-nodes.md, typed as they stand there: two nodes, with serial and identity
-# columns, are both written to without a conflict. The role in the connection strings is the one
-# that the page makes.
+# The steps of docs/two-nodes.md, run as written: two nodes, with serial and identity columns, are
+# both written to without a conflict. The role in the connection strings is the one that the page
+# creates.
 
 use strict;
 use warnings;

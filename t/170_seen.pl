@@ -1,6 +1,6 @@
-# A change whose writer had seen the row that it meets is counted as a conflict, but is not
-# recorded. What is left out was seen, by what the rows themselves say; what may have been
-# concurrent is recorded, also under load in both directions.
+# A change that meets a row that its writer had seen is counted as a conflict, but is not recorded.
+# The rows themselves show that unrecorded changes had seen the row. Changes that may have been
+# concurrent are recorded, also under load in both directions.
 
 use strict;
 use warnings;
@@ -56,7 +56,7 @@ sub cut
 	return;
 }
 
-# While they do not hear of each other, the first of them first.
+# Runs changes while they are cut off from each other, first those of the first.
 sub apart
 {
 	my ($first, $second) = @_;
@@ -90,7 +90,7 @@ is(history($paris, 'item'),
 	'at the other node too') or diag(sql($paris, 'select conflict_id, kind, winner, key, columns, concurrent, local_row, remote_row, reason from braid.conflict_history'));
 is(sql($tokyo, 'select bool_and(conflict_id < before) from (select conflict_id, lag(conflict_id) over () before from braid.conflict_history) h'), 't', 'the newest comes first');
 
-# What a subscription has brought is known while that is disabled.
+# The rows that a subscription has brought are known while it is disabled.
 in_turn($tokyo => q[update item set v = 'tokyo' where id = 18]);
 my $counted = counted($tokyo, 'item');
 cut();
@@ -102,7 +102,7 @@ is(sql($tokyo, q[select count(*) from braid.conflict_history where key ->> 'id' 
 sql($paris, "select braid.enable_subscription('paris_from_tokyo')");
 converged(@both);
 
-# Changes that are gathered before they are applied say it, too.
+# The same for changes that are collected before they are applied.
 for my $options (q[apply_mode => 'batch'], q[apply_mode => 'batch', consolidate => true], q[apply_mode => 'aggregate'], q[apply_mode => 'parallel', consolidate => true])
 {
 	for my $stream (@streams)
@@ -129,8 +129,8 @@ for my $stream (@streams)
 	sql($stream->[0], "select braid.wait_for_subscription('$stream->[1]')");
 }
 
-# So do large transactions, which leave the provider while they run. They are applied once they have
-# committed, as they meet conflicts.
+# The same for large transactions, which are sent while they are in progress. They are applied once
+# they have committed, because they have conflicts.
 sub streamed { return sql($paris, q[select coalesce(sum(stream_txns), 0) from pg_stat_replication_slots]) }
 sub while_running { return sql($tokyo, q[select coalesce(sum(applied_while_running), 0) from braid.dependency_stats where subscription = 'tokyo_from_paris']) }
 sub large
@@ -166,8 +166,8 @@ for my $options (q[streaming => 'parallel'], q[streaming => 'on'], q[streaming =
 	sql($_, q[delete from braid.conflict_record where relation = 'wide'::regclass]) for @both;
 	in_turn($tokyo => q[update wide set v = 'tokyo']);
 }
-# Where they meet none, it does not keep them from being applied while they run: what they replace
-# another node has written, and it is not here yet.
+# Without conflicts, they can be applied while they are in progress. The versions that they replace
+# are of another node, and have not arrived here yet.
 sql($tokyo, q[select braid.alter_subscription('tokyo_from_paris', streaming => 'parallel', apply_mode => 'parallel', consolidate => false)]);
 sql($tokyo, q[select braid.wait_for_subscription('tokyo_from_paris')]);
 in_turn($paris => q[update wide set v = 'paris']);
@@ -200,8 +200,8 @@ append_to_file($script, q[
 update hot set seen = version, version = gen_random_uuid() where id = :id;
 \sleep 3 ms
 ]);
-# Once an old row version is pruned, nobody can say who wrote it. Here none is, as somebody might
-# still read it.
+# Once an old row version is pruned, its writer is not known any more. Here none is pruned, because
+# a session might still read it.
 my @readers = map { my $session = $_->background_psql('postgres'); $session->query_safe('begin isolation level repeatable read; select count(*) from hot'); $session } @both;
 my @load = map { start_pgbench($_, '-f', $script, '-c', '4', '-T', '6') } @both;
 finish_pgbench($_) for @load;

@@ -1,6 +1,6 @@
-# Rows whose referenced row lost a conflict, or was deleted meanwhile at another node: found on all
-# nodes, recorded or deleted where a rule says so, with the same outcome everywhere, or the
-# referenced row is put back. A referenced row that is only late is waited for.
+# Rows whose referenced row lost a conflict, or was deleted meanwhile at another node. They are
+# found on all nodes, and recorded or deleted by a rule, with the same outcome everywhere, or the
+# referenced row is restored. A referenced row that is only late is waited for.
 
 use strict;
 use warnings;
@@ -123,7 +123,7 @@ is(sql($osaka, 'select string_agg(line || by_whom, $$,$$ order by line) from fir
 is(sql($osaka, q[select string_agg(concat_ws(' ', local_row ->> 'v', resolution, winner), ', ' order by local_row ->> 'v') from braid.conflict_history where kind = 'foreign_key' and resolution = 'delete']),
 	'late delete none, loser delete none', 'what is deleted is recorded');
 
-# The referenced row is put back. Not where no node has an image of it: the rule is newer than the
+# The referenced row is restored. Not if no node has an image of it: the rule is newer than the
 # deletion.
 sql($osaka, q[select braid.set_foreign_key_rule('line', null, null)]);
 links('disable', @links);
@@ -155,7 +155,7 @@ for my $mode (qw(parallel batch))
 	sql($paris, qq[delete from place where id = $order]);
 	sql($tokyo, qq[insert into line select i, i, 'stays' from generate_series($order, $order + 1) i; insert into line values ($order + 50, $order, 'too'), ($taken, $order + 2, 'taken')]);
 	sql($tokyo, qq[insert into visit select $order + 60, at from moment where place = $order]);
-	# An order that loses under its number, and can't come back.
+	# An order that loses under its number, and can't be restored.
 	sql($tokyo, qq[insert into orders values ($taken + 1, '$mode'); insert into line values ($taken + 1, $taken + 1, 'loser')]);
 	sql($paris, qq[insert into orders values ($taken + 2, '$mode')]);
 	links('enable', @links);
@@ -171,7 +171,7 @@ for my $mode (qw(parallel batch))
 	same_tables(\@nodes, qw(orders line place));
 	like(on_each(why($order)), qr/restore local the referenced row was put back in public.orders \{"id": $order\}/, "$mode: recorded where it was done");
 
-	# An order and its line are deleted, and the line's deletion is late: nothing is put back.
+	# An order and its line are deleted, and the line's deletion is late: nothing is restored.
 	links('disable', $late);
 	sql($tokyo, qq[delete from line where id = $late_line]);
 	caught_up($paris, $tokyo);

@@ -1,8 +1,8 @@
 # The cost of a table's first change does not grow with the number of tables: catalogs are looked up
-# by key, never read whole. Each table has a rule for conflicts of its own, every fifth one a
-# trigger that fires. The test counts rows that scans have read, not time: for changes, for a
-# TRUNCATE of all tables, and after everything was invalidated. Counters by table have room for a
-# quarter of the tables. The others are counted together, and no view says 0 of them.
+# by key, never read whole. Each table has a conflict rule of its own, every fifth one a trigger
+# that fires. The test counts rows that scans have read, not time: for changes, for a TRUNCATE of
+# all tables, and after everything was invalidated. Counters by table have room for a quarter of the
+# tables. The others are counted together, and no view shows 0 for them.
 
 use strict;
 use warnings;
@@ -49,7 +49,7 @@ sub rows_read
 	return $read;
 }
 
-# What those who are not measured read: the end and the start of the workers, and looking.
+# Rows that other processes read: the end and the start of the workers, and the measurement itself.
 my $before = rows_read();
 my $own = rows_read() - $before;
 for my $case (
@@ -72,7 +72,7 @@ my $others = $tables - 100;
 my $expected = "other tables|1|1|$others|$others|0|$others\nready|$tables|100|100|100|0|100";
 ok(wait_until(sub { counters() eq $expected }, 60), 'tables without counters of their own are counted together') or diag(counters());
 
-# Another subscription has what the one before gives back.
+# Another subscription gets the counters that the dropped one has released.
 sql($paris, q[select braid.drop_subscription('paris_from_tokyo')]);
 ok(wait_until(sub { sql($paris, 'select count(*) from braid.table_activity()') eq '0' }, 60), 'a dropped subscription gives its counters back');
 subscribe($paris, $tokyo, copy_data => 'false');

@@ -1,6 +1,6 @@
-# A table does not have a published column here. The subscription stops, or the column's values are
-# left out, by the subscription's option and the table's rule, in each way in which a row can come.
-# A column of a key is never left out. At last a column is dropped in a mesh with writers.
+# A local table lacks a published column. The subscription stops, or the column's values are left
+# out, by the subscription's option and the table's rule, in each way in which a row can come. A
+# column of a key is never left out. At last a column is dropped in a mesh with writers.
 
 use strict;
 use warnings;
@@ -43,7 +43,7 @@ sql($tokyo, q[
 	insert into parts select k, 'copied', 'x' from generate_series(90, 110) k;
 ]);
 
-# At creation: refused, but where they are left out. The initial copy leaves them out too.
+# At creation: refused, unless columns are left out. The initial copy leaves them out too.
 my $create = 'select braid.create_subscription($$paris_from_tokyo$$, $dsn$' . $tokyo->connstr('postgres') . '$dsn$';
 like(raised($paris, "$create)"), qr/table "public.m" lacks published columns: "extra"\nHINT:  .*on_missing_column/, 'refused at creation, with a hint');
 like(raised($paris, "$create, on_missing_column => 'skip')"), qr/unrecognized value for on_missing_column: "skip"\nHINT/, 'an option that is none');
@@ -91,7 +91,7 @@ is(here("select count(*) from braid.missing_columns where column_name = 'extra'"
 is(here(q[select count(*) from braid.missing_column where relation = 'm'::regclass]), 1, 'as long as the table has the same shape');
 ok($paris->log_contains(qr/LOG:  column "extra" of table public\.m is left out/), 'and is in the log');
 
-# Conflicts, and a function that is given the old row.
+# Conflicts, and a function that gets the old row.
 on_all(q[
 	create function sum_up(local merged, remote merged, before merged, info braid.conflict) returns merged language plpgsql immutable as $$
 	begin
@@ -159,8 +159,8 @@ here(q[alter table keyed add b int, add primary key (a, b)]);
 goes_on();
 same_tables(\@nodes, '(select a, b, v from keyed)');
 
-# The column comes back. Its values come from then on. A comparison says what it does not compare,
-# and finds what was left out.
+# The column is added again, and has values from then on. A comparison names what it does not
+# compare, and finds the values that were left out.
 like(raised($paris, "call braid.compare('$name', 'm')"), qr/WARNING:  column "extra" is not compared/, 'a comparison says what it leaves out');
 here('alter table m add extra text');
 is(here(q[select is_missing from braid.missing_columns where relation = 'm'::regclass]), 'f', 'the column is back');

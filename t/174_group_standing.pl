@@ -1,4 +1,4 @@
-# A member of a group that takes no writes of users, and one in maintenance.
+# A member of a group that refuses writes of users, and one in maintenance.
 
 use strict;
 use warnings;
@@ -34,7 +34,7 @@ sql($_, q[select braid.wait_for_group()]) for qw(paris tokyo);
 # Read only
 my $open = $node{paris}->background_psql('postgres', on_error_stop => 0);
 $open->query_safe('create temp table scratch (id int); begin; update stock set n = n where id = 10');
-# Another member may say it.
+# Another member may set it.
 sql('tokyo', q[select braid.set_read_only(node_name => 'paris')]);
 eventually('paris', q[select read_only from braid.group_nodes where is_local], 'the member knows it');
 eventually('paris', q[select current_setting('transaction_read_only')::bool from (select count(*) from stock) s], 'transactions are read only');
@@ -58,7 +58,7 @@ is(sql('paris', 'select n from stock where id = 10'), '0', 'an open transaction 
 sql('tokyo', 'update stock set n = 1; alter table stock add column note text');
 eventually('paris', q[select count(*) = 10 from stock where n = 1], 'changes of others come');
 eventually('paris', q[select exists (select from pg_attribute where attrelid = 'stock'::regclass and attname = 'note')], 'and their statements');
-# Braid's own functions go on.
+# Braid's own functions still work.
 is(sql('paris', q[select braid.set_rate_limit('paris_from_tokyo', rows_per_second => 100000); select braid.set_rate_limit('paris_from_tokyo')]), "\n", 'a function of the extension works');
 # No process of Braid can start, so none has looked when the first statement comes.
 my $processes = sql('paris', 'show max_worker_processes');

@@ -1,6 +1,5 @@
-# A little of each thing that the library does, in little time: `make valgrind` runs it on servers
-# that are many times slower and say what is read wrongly. Both nodes must have the same rows in the
-# end.
+# A little of each feature, in little time: `make valgrind` runs it on servers that are many times
+# slower and report invalid reads. Both nodes must have the same rows in the end.
 
 use strict;
 use warnings;
@@ -123,7 +122,7 @@ for my $round (1 .. 2)
 }
 cmp_ok(paris('select count(*) from braid.conflict_history'), '>', 0, 'conflicts are recorded');
 
-# Compare and repair, by way of a row that the other node never hears of.
+# Compare and repair, with a row that the other node never gets.
 write_by_hand($paris, 'update doc set n = -1 where id = 1');
 write_by_hand($paris, 'delete from parted where id = 2');
 for my $table (qw(doc parted_1 parted_2 kind))

@@ -20,7 +20,8 @@ sub findings
 	return split /\n/, at($node, "select subject || '|' || remedy from braid.check($dsn) where code = '$code' or code = 'check_failed'", $opt{database});
 }
 
-# A finding is there, or comes; its remedy is run, at `there` if it says so; it is gone, or goes.
+# Tests that a finding is there, or comes; runs its remedy, at `there` if it says so; and tests that
+# the finding goes.
 #   subject => regex   cure => SQL in place of the remedy   restart => 1: at the end by the caller
 my %seen;
 sub provoked
@@ -73,7 +74,7 @@ provoked($tokyo, 'replication_timeout');
 provoked($tokyo, 'durability');
 provoked($tokyo, 'idle_replication_slot_timeout') if exists $seen{idle_replication_slot_timeout};
 provoked($tokyo, 'output_plugin_libraries') if $is_known->('output_plugin_libraries');
-# What else it needs for the rest of the test.
+# Other settings for the rest of the test.
 at($tokyo, "alter system set $_") for 'max_replication_slots = 10', 'max_wal_senders = 10', 'max_worker_processes = 20', 'fsync = off';
 at($tokyo, 'alter system set max_active_replication_origins = 20') if $is_known->('max_active_replication_origins');
 $tokyo->append_conf('postgresql.conf', 'braid.max_subscriptions = 1');
@@ -92,7 +93,7 @@ at($tokyo, q[update braid.node set database_oid = '1']);
 provoked($tokyo, 'node_standing', cure => q[update braid.node set database_oid = (select oid from pg_database where datname = 'postgres')]);
 at($tokyo, q[select pg_create_logical_replication_slot('left_behind', 'braid')]);
 
-# What is published, and what is not.
+# Tables that are published, and tables that are not.
 at($tokyo, q[
 	create table nokey (k int);
 	create unlogged table fleeting (k int primary key);

@@ -1,5 +1,5 @@
 # braid.metrics of two nodes under load: counters rise, lag and errors show, unknown values are
-# absent. What monitoring/ needs is there.
+# absent. The metrics that monitoring/ needs are there.
 
 use strict;
 use warnings;
@@ -100,8 +100,8 @@ at($paris, "alter table item drop constraint v; select braid.retry_parked('$name
 ok(wait_until(sub { value($paris, 'braid_subscription_parked_transactions') eq '0' }, 20), 'is applied later');
 remember();
 
-# The text: families in one piece, each with HELP and TYPE before it, and no sample twice. It says
-# what the view says.
+# The text: each family in one place, with HELP and TYPE before it, and no sample twice. It has the
+# view's values.
 for my $node ($tokyo, $paris)
 {
 	# A family such as the lag of a slot comes and goes: the names are those before the text and

@@ -1,5 +1,5 @@
 # A group: created at one node, joined by others with one call each, while all of them are written
-# to; two that join at once; what is refused; leaving, removing, and giving up.
+# to; two that join at once; refused calls; leaving, removing, and giving up.
 
 use strict;
 use warnings;
@@ -81,7 +81,7 @@ sql($tokyo, q{
 	insert into purchase select i, i from generate_series(1, 1000) i;
 });
 
-# What is refused, and leaves nothing behind.
+# Refused calls, which leave nothing behind.
 like(refusal($tokyo, 'select braid.leave_group()'), qr/not a member of a group.*HINT:  Create one with braid.create_group/s, 'no group yet');
 like(refusal($paris, join_by($paris, $tokyo)), qr/HINT/, 'a member that is no node');
 sql($tokyo, create($tokyo));
@@ -140,7 +140,7 @@ is(sql($_, 'select count(*) from braid.subscription'), '3', 'a subscription to e
 is(sql($_, q{select count(*) from pg_replication_slots where plugin = 'braid' and slot_name !~ '^braid_(deletions|kept)'}), '3', 'and a slot for each: ' . $_->name) for @all;
 is(sql($tokyo, 'select count(*) filter (where leads) from braid.group_nodes'), '1', 'one leads');
 
-# A member that leaves hands over what the others lack.
+# A leaving member hands over the changes that the others lack.
 sql($lima, q{insert into item select 7000000 + i, 'last words' from generate_series(1, 1000) i});
 sql($lima, 'select braid.leave_group()');
 ok($lima->poll_query_until('postgres', 'select not exists (select from braid.group_self) and not exists (select from braid.subscription)'), 'lima has left');
@@ -164,14 +164,14 @@ for my $node ($tokyo, $paris)
 	ok($node->poll_query_until('postgres', q{select count(*) = 1 from braid.subscription}), 'with its subscription');
 	ok($node->poll_query_until('postgres', q{select count(*) = 1 from pg_replication_slots where plugin = 'braid' and slot_name !~ '^braid_(deletions|kept)'}), 'and its slot');
 }
-# When it comes back, it is told.
+# When it comes back, it learns of the removal.
 $oslo->start;
 ok($oslo->poll_query_until('postgres', q{select message ~ 'removed' from braid.group_nodes where is_local}), 'oslo knows that it was removed')
   or diag(sql($oslo, 'table braid.group_nodes'));
 sql($oslo, 'select braid.forget_group()');
 is(sql($oslo, 'select count(*) from braid.group_nodes'), '0', 'it forgets the group');
 
-# Without a majority nothing is agreed, and it says who is missing. Data goes on.
+# Without a majority nothing is agreed, and the error names the missing members. Data still flows.
 $paris->stop('fast');
 ok($tokyo->poll_query_until('postgres', q{select message ~ 'no majority: waiting for members paris' from braid.group_nodes where is_local}), 'no majority, says the view')
   or diag(sql($tokyo, 'table braid.group_nodes'));

@@ -41,8 +41,8 @@ sql($tokyo, "select braid.create_group('shop', node_name => 'tokyo', dsn => \$d\
 join_by($paris, $tokyo);
 joined($paris, $tokyo);
 
-# Rows that each of the two writes all the time, with numbers of its own; servers are killed
-# meanwhile, so each transaction says that it is there.
+# Rows that each of the two writes all the time, with numbers of its own. Servers are killed
+# meanwhile, so each transaction is recorded when it has committed.
 my %written = map { $_->name => 0 } $tokyo, $paris;
 my $number = 0;
 sub write_some

@@ -1,5 +1,5 @@
-# Two nodes that were set up by hand become a group: what is there goes on, under the names that it
-# has. A third one joins by one call.
+# Two nodes that were set up by hand become a group: existing subscriptions go on, under their
+# names. A third node joins by one call.
 
 use strict;
 use warnings;

@@ -1,5 +1,5 @@
-# The three calls of the README, typed as they stand there, while tokyo is written to: the role in
-# the connection strings is the one that the README makes.
+# The three calls of the README, run as written, while tokyo is written to. The role in the
+# connection strings is the one that the README creates.
 
 use strict;
 use warnings;
@@ -27,7 +27,7 @@ for my $part (@parts)
 	sql('tokyo', q[insert into customer (name) values ('meanwhile')]);
 	run_part($part, 'shop', \%node);
 }
-# What is on this node reaches all others.
+# Tests that this node's rows reach all others.
 sub reaches_all
 {
 	my ($query) = @_;

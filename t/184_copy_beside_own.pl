@@ -1,7 +1,7 @@
-# The copy of a table is cut off, and begins anew when this node's sessions have written to the
-# table. A row of theirs that a unique key, or an exclusion constraint, keeps apart from one of the
-# provider's leaves, or has the other one leave: the newer one stays on both nodes, and the copy
-# goes on by itself.
+# The copy of a table is cut off, and begins again after this node's sessions have written to the
+# table. If a unique key or an exclusion constraint keeps one of their rows apart from one of the
+# provider, one of the two is deleted: the newer one stays on both nodes, and the copy goes on by
+# itself.
 
 use strict;
 use warnings;
@@ -40,13 +40,14 @@ $tokyo->poll_query_until('postgres', q[select count(*) = 0 from pg_stat_activity
 $holder->quit;
 is(sql($tokyo, 'select (select count(*) from account) + (select count(*) from stay)'), '0', 'nothing is copied yet');
 
-# Older here; older there; in nobody's way; another one of its key.
+# Older here; older there; without a conflict; another row with its key.
 sql($tokyo, q{insert into account values ('1', 1, 'older'), ('10', 10, 'own'); insert into stay values (1, '[10,20)', 'older'), (10, '[100,110)', 'own')});
 sql($paris, q{insert into account values ('2', 1, 'newer'), ('3', 2, 'older'), ('20', 20, 'paris'), ('30', 30, 'older');
 	insert into stay values (2, '[15,25)', 'newer'), (3, '[30,40)', 'older'), (20, '[200,210)', 'paris')});
 sql($tokyo, q{insert into account values ('4', 2, 'newer'), ('30', 31, 'newer'); insert into stay values (4, '[35,45)', 'newer')});
 
-# The provider's end goes on first: it has met them when they are copied.
+# The provider's subscription goes on first: it has the conflicts behind it when the rows are
+# copied.
 sql($paris, "select braid.enable_subscription('$there')");
 caught_up($paris, $tokyo);
 sub rows { my ($node, $table) = @_; return sql($node, "select string_agg(id || ':' || v, ' ' order by id) from $table"); }
@@ -70,9 +71,9 @@ sql($paris, q[update account set v = 'changed' where id::text in ('4', '20')]);
 converged(@both);
 is(rows($_, 'account'), '0:paris 2:changed 4:changed 10:changed 20:changed 30:newer', 'it goes on: ' . $_->name) for @both;
 
-# Both copy a table from each other, and are cut off when neither has it: nobody decides for the
-# other one. What was written after a copy had begun comes once more with the changes, and the two
-# rows meet as these do.
+# Both copy a table from each other, and are cut off when neither has it: neither can decide for the
+# other. Rows that were written after a copy had begun come once more with the changes, and conflict
+# as these do.
 on_all(q[
 	create table twin (id int primary key, code int unique, v text);
 	create function hold_twin() returns trigger language plpgsql as $$ begin perform pg_advisory_xact_lock_shared(1); return null; end $$;

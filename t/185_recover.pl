@@ -1,6 +1,6 @@
-# Three nodes of a group, of which one dies. What only one of the others has of its last
-# transactions reaches the other one, with versions, deletions included; the report says so. Where
-# nobody lacks anything nothing is passed on. The dead node is told when it comes back.
+# Three nodes of a group, of which one dies. If only one of the others has some of its last
+# transactions, the other one gets them, with versions and deletions; the report shows it. If
+# neither lacks anything, nothing is passed on. The dead node learns of that when it comes back.
 
 use strict;
 use warnings;
@@ -88,7 +88,7 @@ sql($_, q{insert into item values (9000 + } . $_->port . q{ % 1000, 'after')}) f
 have_all(@left);
 same_tables(\@left, 'item');
 
-# The dead node comes back, and is told.
+# The dead node comes back, and learns of the removal.
 $oslo->start;
 ok($oslo->poll_query_until('postgres', q{select message ~ 'removed' and hint ~ 'braid.compare' from braid.group_nodes where is_local}), 'oslo knows that it was removed, and how its rows can be found')
   or diag(sql($oslo, 'table braid.group_nodes'));

@@ -1,6 +1,6 @@
-# A node of a group dies, and while its last transactions are passed on a process is killed with
-# SIGKILL in each state of that, at each of the two others. They reach both all the same, and
-# nothing counts twice.
+# A node of a group dies. While its last transactions are passed on, a process is killed with
+# SIGKILL in each state, at each of the two others. The transactions reach both all the same, and
+# none counts twice.
 
 use strict;
 use warnings;

@@ -1,6 +1,6 @@
-# The slot by which each node of a group keeps what others may lack moves on while all are written
-# to, and so holds back little WAL. A member that is away keeps it where it is, for as long as
-# braid.peer_away_limit says. What is not kept any more is not passed on, and the report says so.
+# Each node of a group has a slot that keeps what others may lack. It moves on while all are written
+# to, and so retains little WAL. A member that is away holds it back, for braid.peer_away_limit at
+# most. Changes that are not kept any more are not passed on, and the report says so.
 
 use strict;
 use warnings;
@@ -57,7 +57,7 @@ ok($oslo->poll_query_until('postgres', q{select count(*) = 200 from item where v
 my $kept = sql($oslo, $at);
 my $looked = sql($oslo, 'select kept_looked_at from braid.group_self');
 ok($oslo->poll_query_until('postgres', "select kept_looked_at > '$looked'::timestamptz + interval '11 s' from braid.group_self"), 'the slot is looked at');
-# It may have moved once, to what paris had.
+# The slot may have moved once, to the position that paris had.
 my $later = sql($oslo, $at);
 ok($oslo->poll_query_until('postgres', "select kept_looked_at > '$looked'::timestamptz + interval '21 s' from braid.group_self"), 'and again');
 is(sql($oslo, $at), $later, 'it stays where the member that is away is') or diag("$kept $later");
@@ -73,7 +73,7 @@ ok($oslo->poll_query_until('postgres', q{select count(*) = 2 from braid.kept_cha
 # Tokyo dies, and what only oslo has of it is not kept there any more.
 $tokyo->stop('immediate');
 $paris->start;
-# Its subscriptions of before may have been given up by oslo meanwhile.
+# Oslo may have given up the former subscriptions meanwhile.
 ok($paris->poll_query_until('postgres', q{select reachable from braid.group_nodes where name = 'oslo'}), 'paris is back');
 is(sql($paris, q{select count(*) from item where v = 'away'}), '0', 'and lacks what tokyo wrote');
 sql($paris, q{select braid.remove_node('tokyo', recover => true)});

@@ -1,6 +1,6 @@
 # kill -9 of random processes of two nodes that both write and both change the schema, in each apply
-# mode and commit order, with transactions that are applied while they run and with prepared ones:
-# each statement runs once at each node, and both end with one schema and the same rows.
+# mode and commit order, with transactions that are applied while in progress and with prepared
+# ones. Each statement runs once at each node, and both end with the same schema and the same rows.
 
 use strict;
 use warnings;
@@ -19,9 +19,9 @@ my ($tokyo, $paris) = my @nodes = map {
 		  . "braid.appliers_per_subscription = 4\nlogical_decoding_work_mem = 64kB\nmax_prepared_transactions = 20\n")
 } qw(tokyo paris);
 
-# What each node keeps for itself: which statements were run here, by PostgreSQL's own account, and
-# a step that changes the schema. A node changes columns, tables and indexes of its own, in tables
-# that all write.
+# Objects that each node keeps for itself: a list of the statements that were run here, written by
+# an event trigger, and a function that changes the schema. A node changes columns, tables and
+# indexes of its own, in tables that all write.
 on_all(q[
 	set braid.ddl_replication = off;
 	create schema local;
@@ -79,7 +79,7 @@ sub receive
 receive();
 my %name = (tokyo => 'tokyo_from_paris', paris => 'paris_from_tokyo');
 
-# Transactions that were left prepared go with whoever comes next.
+# Transactions that were left prepared are committed by the next session.
 my $leftover = q[select format('commit prepared %L', gid) from pg_prepared_xacts where gid like 'step%' and prepared < now() - interval '1 s' \gexec];
 sub start_steps
 {

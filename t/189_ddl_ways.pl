@@ -1,6 +1,6 @@
-# Statements that change the schema by every way that changes take: a chain of nodes (origin =>
-# 'any'), transactions that are applied while they run, in pieces, joined, out of order, prepared
-# ones, and transactions that are parked.
+# Schema changes in every way in which changes travel: through a chain of nodes (origin => 'any'),
+# in transactions that are applied while in progress, in chunks, in batches, in relaxed order,
+# prepared, and parked.
 
 use strict;
 use warnings;
@@ -123,8 +123,8 @@ arrived('a transaction in pieces', 'pieces');
 sql($paris, "select braid.drop_subscription('$way')");
 subscribe($paris, $tokyo, %with, streaming => "'parallel'", two_phase => 'true');
 
-# Prepared: it is applied once it has committed, and leaves no trace when it is rolled back; also if
-# the subscriber starts anew meanwhile.
+# Prepared: the statement is run once it has committed, and leaves no trace when it is rolled back;
+# also if the subscriber is restarted meanwhile.
 sql($tokyo, q[
 	create table prepared (id int primary key);
 	begin; alter table prepared add column a int; insert into prepared values (1, 1); prepare transaction 'one';
@@ -144,8 +144,8 @@ is(sql($paris, q[select to_regclass('beside') is null]), 't', 'which is not appl
 sql($tokyo, q[commit prepared 'three'; insert into prepared values (4, 4, 4)]);
 arrived('prepared transactions', qw(prepared beside item));
 
-# A transaction that is parked: a statement about its table waits behind it, and so does what comes
-# under the new shape; another table goes on.
+# A parked transaction: a statement about its table waits behind it, and so do changes with the new
+# shape; another table goes on.
 alter_running($paris, $way, q[on_error => 'park']) or die 'not altered';
 sql($tokyo, q[create table held (id int primary key, n int); create table free (id int primary key, n int); insert into held values (1, 1)]);
 caught_up($paris, $tokyo);

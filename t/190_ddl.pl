@@ -1,6 +1,6 @@
-# Statements that change the schema are run at the other node, at their place among the changes, by
-# their role and under its settings; they are rolled back with their transaction or savepoint, and
-# stay on their node where a session says so.
+# Schema changes are run at the other node, at their place among the changes, by their role and
+# under its settings. They are rolled back with their transaction or savepoint, and stay on their
+# node if the session is set so.
 
 use strict;
 use warnings;
@@ -41,7 +41,7 @@ same_schema('a column and an index', @nodes);
 same_tables(\@nodes, 'a');
 is(sql($tokyo, 'select sum(back) from a'), '10', 'rows come under the new shape');
 
-# What is rolled back is not sent.
+# Rolled back statements are not sent.
 sql($tokyo, q[
 	begin; create table gone (id int primary key); rollback;
 	begin; savepoint s; create table gone (id int primary key); rollback to s; create table stays (id int primary key); insert into stays values (1); commit;
@@ -80,7 +80,7 @@ same_schema('tables of queries', @nodes);
 same_tables(\@nodes, qw(as_query into_query as_function mv));
 is(sql($paris, 'select count(distinct r) from as_query'), '20', 'values that no other node would have made');
 
-# Who and how: the role, its search path, its settings; none stays behind.
+# The role, its search path and its settings; none of them stays set.
 sql($tokyo, q[
 	create schema other; grant all on schema other to planner;
 	set role planner;
@@ -94,7 +94,7 @@ same_schema('a role, a search path and a date style', @nodes);
 is(sql($paris, q[select relowner::regrole || ' ' || relnamespace::regnamespace from pg_class where relname = 'planned']), 'planner other', 'owner and schema');
 is(sql($paris, q[insert into other.planned values (2); select min(d)::text || max(d) from other.planned]), '2020-04-032020-04-03', 'a constant is read as at its node');
 
-# Rights: a setting for superusers; nobody else writes what is sent.
+# Rights: a setting for superusers; no other role writes what is sent.
 like(raised($tokyo, 'set role planner; set braid.ddl_replication = off'), qr/permission denied to set parameter/, 'not for everybody');
 like(raised($tokyo, q[set role planner; insert into braid.ddl_message values ('00')]), qr/permission denied/, 'nor is the table of messages');
 sql($tokyo, q[
@@ -114,7 +114,7 @@ sql($tokyo, q[set braid.ddl_replication = off; drop table only_here]);
 all_stream(@nodes);
 same_schema('at the end', @nodes);
 
-# A role that is missing: the subscription stops, says so, and goes on when it is there.
+# A missing role: the subscription stops, reports it, and goes on when the role exists.
 sql($tokyo, q[set braid.ddl_replication = off; create role late; grant create on schema public to late; reset braid.ddl_replication; set role late; create table of_late (id int primary key)]);
 $paris->poll_query_until('postgres', q[select last_error is not null from braid.subscription_status], 't') or die 'no error';
 my $status = status($paris, 'paris_from_tokyo');

@@ -1,5 +1,5 @@
-# A matrix of statements: each is run on one node, and leaves both nodes with one schema, as pg_dump
-# writes it. Rows go on meanwhile.
+# A matrix of statements: each is run on one node, and leaves both nodes with the same schema, as
+# pg_dump writes it. Rows are written meanwhile.
 
 use strict;
 use warnings;

@@ -1,5 +1,5 @@
 # Three nodes, each of which changes the schema while all of them write: different columns at once,
-# the same column at once, renames, a table that is dropped and made anew, two tables that swap
+# the same column at once, renames, a table that is dropped and created again, two tables that swap
 # their names, defaults of every kind, a type that rewrites the table, another primary key. All end
 # with the same schemas and rows, and nothing is parked.
 
@@ -37,7 +37,7 @@ SQL
 	push @loads, start_pgbench($nodes[$i], '-n', '-c', '2', '-T', '25', '-R', '150', '-f', $script);
 }
 
-# Columns may be in another order where two nodes have added them at once: shapes say no order.
+# Columns may have another order if two nodes have added them at once: shapes have no order.
 sub same_shapes
 {
 	my ($what, @tables) = @_;

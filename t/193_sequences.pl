@@ -1,7 +1,7 @@
-# Sequences of a group: serial, identity and nextval in any expression give different values on all
-# nodes; blocks move before they are used up, with one node cut off from the majority, and through
-# kills; a table that is created under load; a node that joins and one that leaves; ends of types.
-# BRAID_SEQUENCE_VALUES: how many values are drawn through kills (300000).
+# Sequences of a group: serial, identity and nextval in any expression return different values on
+# all nodes. Blocks move before they are used up, with one node cut off from the majority, and
+# through kills. Also a table that is created under load, a node that joins and one that leaves, and
+# the limits of types. BRAID_SEQUENCE_VALUES: how many values are drawn through kills (300000).
 
 use strict;
 use warnings;
@@ -50,7 +50,7 @@ sub caught_up_all
 	}
 	return;
 }
-# A row of braid.sequences says so.
+# Tests a row of braid.sequences.
 sub sees
 {
 	my ($node, $sequence, $condition, $what) = @_;
@@ -61,7 +61,7 @@ sub sees
 
 my ($tokyo, $paris, $oslo) = map { empty_server($_) } qw(tokyo paris oslo);
 
-# What was there before the group.
+# Sequences from before the group.
 sql($tokyo, q{
 	create table old (id serial primary key, v text);
 	insert into old (v) select 'old' from generate_series(1, 1000);
@@ -114,7 +114,8 @@ ok($_->poll_query_until('postgres', q{select exists (select from braid.sequences
 sql($tokyo, q{select braid.set_sequence('ticket', 'range', 1000)});
 sees($_, 'ticket', "block_to - block_from = 999 and reserve_from is not null", 'blocks of 1000, and a reserve') for @all;
 my @drawn;
-# What is left of the block: when a node moves on to the next one is a matter of time.
+# Values that are left of the block. The time at which a node moves on to the next block is not
+# fixed.
 sub left { my ($node) = @_; return sql($node, q{select block_to - block_from + 1 - used from braid.sequences where sequence = 'ticket'::regclass}); }
 sub draw { my ($node, $count) = @_; my $out = sql($node, "select nextval('ticket') from generate_series(1, $count)"); push @drawn, split /\n/, $out; return; }
 sub no_duplicates
@@ -169,7 +170,7 @@ $holder->quit;
 sees($paris, 'ticket', 'used < 500', 'moves on after the transaction');
 no_duplicates('a long transaction');
 
-# A node is removed, another one joins: their blocks are not given again.
+# A node is removed, another one joins: their blocks are not used again.
 my $last_of_oslo = sql($oslo, q{select nextval('ticket')});
 push @drawn, $last_of_oslo;
 sql($oslo, 'select braid.leave_group()');
@@ -202,7 +203,7 @@ draw($lima, 100);
 sees($lima, 'old_id_seq', 'block_from = 60000001', 'has the block of node number 4');
 no_duplicates('another node');
 
-# Dropped and made anew.
+# Dropped and created again.
 sql($tokyo, 'drop table made');
 sql($tokyo, 'create table made (id serial primary key, node text)');
 caught_up_all(@all);

@@ -1,6 +1,6 @@
-# Kinds of sequences in a group: steps, both kinds of values that hold a time, values that are
-# followed, and those that nobody shares. What is refused. Values that hold a time rise through
-# clocks that step back, kills and restarts.
+# Kinds of sequences in a group: steps, both kinds of values that contain a time, values that follow
+# those of other nodes, and sequences that are not shared. Refused settings. Values that contain a
+# time rise through clocks that step back, kills and restarts.
 
 use strict;
 use warnings;
@@ -57,7 +57,7 @@ for my $node ($paris, $oslo)
 my @all = ($tokyo, $paris, $oslo);
 sql($_, q{select braid.wait_for_group('180 s')}) for @all;
 
-# What is refused.
+# Refused calls.
 like(refusal($tokyo, q{select braid.set_sequence('item_id_seq', 'wild')}), qr/22023.*unknown kind "wild".*HINT/s, 'no such kind');
 like(refusal($tokyo, q{select braid.set_sequence('item_id_seq', 'local', 5)}), qr/22023.*local has no size.*HINT/s, 'a size of a kind that has none');
 like(refusal($tokyo, q{select braid.set_sequence('item_id_seq', 'range', 0)}), qr/22023.*out of range.*HINT/s, 'a size that is none');
@@ -70,7 +70,7 @@ like(refusal($tokyo, q{alter sequence item_id_seq no maxvalue}), qr/55000.*keeps
 like(refusal($tokyo, q{alter table fixed alter column id set increment by 5}), qr/55000.*keeps to numbers of this node.*HINT/s, 'of an identity column, too');
 sql($tokyo, q{create role someone; grant braid_admin to someone});
 like(refusal($tokyo, q{set role someone; select braid.set_sequence('item_id_seq', 'range')}), qr/42501.*HINT/s, 'not a superuser');
-# Where a sequence goes on stays on its node.
+# The next value of a sequence stays on its node.
 sql($paris, 'insert into plain (v) values (1), (2); delete from plain; alter sequence plain_id_seq restart; insert into plain (v) values (3)');
 is(sql($paris, 'select id from plain'), '20000001', 'RESTART begins the block anew');
 caught_up_all(@all);
@@ -137,7 +137,7 @@ for my $case ([ 'snowflake', 'wide' ], [ 'snowflake53', 'safe' ])
 		my ($least, $most) = split /\|/, sql($tokyo, "select min(v), max(v) from (select braid.$kind('${table}_id_seq') as v from generate_series(1, 3000)) s");
 		cmp_ok($least, '>', $last, "$kind rises in round $round");
 		$last = $most;
-		# pg_ctl believes a server that it has just started only if its clock says so.
+		# pg_ctl takes a server for started only if its clock is right.
 		$clock->set(0) if $clock;
 		if ($round < 3)
 		{
@@ -153,7 +153,7 @@ for my $case ([ 'snowflake', 'wide' ], [ 'snowflake53', 'safe' ])
 sql($paris, q{select braid.set_sequence('wide_id_seq', 'local')});
 is(sql($paris, q{select pg_get_expr(adbin, adrelid) from pg_attrdef where adrelid = 'wide'::regclass}), q{nextval('wide_id_seq'::regclass)}, 'the default is native again');
 
-# What was agreed for a sequence that is dropped does not count for the next one of its name.
+# The agreement about a dropped sequence does not count for the next one of its name.
 sql($oslo, 'drop table safe');
 caught_up_all(@all);
 sql($paris, 'create table safe (id bigserial primary key, node text)');
@@ -177,7 +177,7 @@ my $there = sql($paris, q{select nextval('invoice')});
 $clock ? $clock->over(sub { $tokyo->start }) : $tokyo->start;
 ok($tokyo->poll_query_until('postgres', "select pg_sequence_last_value('invoice') >= $there"), 'the first one follows when it is back');
 my $settled = sql($tokyo, q{select last_value from invoice});
-# Values of another sequence go to paris and from there back. Both are told in the order in which
+# Values of another sequence go to paris and back again. Both are reported in the order in which
 # they are used.
 sql($tokyo, 'create sequence marker');
 ok($_->poll_query_until('postgres', q{select exists (select from braid.sequences where sequence = to_regclass('marker'))}), 'the marker is known to ' . $_->name) for @all;

@@ -1,7 +1,7 @@
 # Two nodes copy a table from each other, and both copies are cut off before either has a snapshot
 # of the other node: the connections break, or both servers are killed. Rows that a unique key keeps
 # apart are written on both meanwhile. Both subscriptions go on by themselves, and the newer rows
-# stay on both. The table is new on both nodes, or it was streamed and is made anew on both.
+# stay on both. The table is new on both nodes, or it was streamed and is created again on both.
 
 use strict;
 use warnings;
@@ -21,7 +21,7 @@ my %name = (
 	tokyo => subscribe($tokyo, $paris, copy_data => 'false', dsn => $proxies[1]->connstr('postgres')),
 );
 
-# What is made anew by dropping it is not carried on: it is copied.
+# A table that was dropped and created again is copied, not streamed on.
 sub create { my ($table) = @_; return "create table $table (id int primary key, code int unique, v text)"; }
 
 sub make_anew
@@ -46,7 +46,8 @@ sub hold_copies
 	{
 		my ($other) = grep { $_ != $node } @both;
 		$node->poll_query_until('postgres', each_table($table, q[state = 'copying' and copy_began_at is not null])) or die;
-		# Where the table was made anew, the copy waits first for what was written here to be there.
+		# If the table was created again, the copy first waits until the rows that were written here
+		# have arrived there.
 		$other->poll_query_until('postgres', q[select count(*) = 1 from pg_stat_activity where backend_type = 'walsender' and application_name ~ ' copy$']) or die;
 		is(sql($node, each_table($table, 'copy_lsn is null')), 't', "$table: the copy has no position: " . $node->name);
 	}
@@ -94,7 +95,7 @@ for my $how (qw(fresh anew))
 		converged(@both) for 1 .. 2;
 		is(sql($_, "select string_agg(id || ':' || v, ' ' order by id) from $table where id < 100"), '2:newer 4:newer 10:tokyo 20:paris', "$table: the newer rows stay: " . $_->name) for @both;
 		same_tables(\@both, $table);
-		# What has lost is dead on both, and what is written from now on goes both ways.
+		# Losing rows are deleted on both, and later changes go both ways.
 		sql($tokyo, "insert into $table values (1, 101, 'again'); update $table set v = 'changed' where id = 20");
 		sql($paris, "update $table set v = 'changed' where id = 10");
 		converged(@both);
@@ -102,7 +103,8 @@ for my $how (qw(fresh anew))
 	}
 }
 
-# A copy that has failed, for good until somebody mends it, keeps what is written here meanwhile.
+# A copy that has failed, until a person cures the cause, keeps the rows that are written here
+# meanwhile.
 on_all('create table mended (id int primary key, v text)', @both);
 sql($tokyo, "alter table mended add check (v <> 'wrong')");
 disable($paris, $name{paris});

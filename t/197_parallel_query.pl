@@ -1,5 +1,4 @@
-# A query that PostgreSQL runs in parallel may call functions of Braid, which look at what is
-# committed by now.
+# A parallel query may call functions of Braid, which read what is committed at that time.
 
 use strict;
 use warnings;

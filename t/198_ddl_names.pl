@@ -1,6 +1,6 @@
-# Two tables swap their names while three nodes write them, and a stream is held: rows of a node
-# that has the names from before, and of one that has the new ones already, go to the table that
-# they were written to.
+# Two tables swap their names while three nodes write them, and a stream is held back. Rows of a
+# node that still uses the old names, and of one that uses the new ones already, go to the table
+# that they were written to.
 
 use strict;
 use warnings;
@@ -114,7 +114,7 @@ for my $pair (qw(known fresh))
 
 behind('late');
 
-# A table that has another's former name, which a statement gives it in one transaction with rows.
+# A table gets another's former name, by a statement in one transaction with rows.
 sql($tokyo, q[
 	begin;
 	alter table known_left rename to known_old;

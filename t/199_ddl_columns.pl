@@ -1,6 +1,6 @@
 # A column gets the name of one that was dropped or renamed, while three nodes write the table and a
-# stream is held: values of rows from before go to the column that they were written to, or nowhere
-# when it is gone, and all nodes end with the same rows.
+# stream is held back. Values of older rows go to the column that they were written to, or nowhere
+# if it was dropped. All nodes end with the same rows.
 
 use strict;
 use warnings;

@@ -1,6 +1,6 @@
-# A statement that rewrites a table while other nodes write to it: rows keep their versions, so that
-# what is under way wins or loses at every node alike. By key, without a key, in partitions, with
-# another type of the key; rows of the statement's own transaction, before and after it; twice,
+# A statement rewrites a table while other nodes write to it. Rows keep their versions, so changes
+# that are on their way win or lose alike at every node. With a key, without one, in partitions,
+# with another type of the key; rows of the statement's own transaction, before and after it; twice,
 # rolled back, and moved by VACUUM FULL; under load on three nodes.
 
 use strict;
@@ -35,7 +35,7 @@ sub versions
 }
 my ($to_tokyo, $to_paris) = ([ $tokyo, 'tokyo_from_paris' ], [ $paris, 'paris_from_tokyo' ]);
 
-# What is known of rows stays, on both.
+# Versions of rows stay known, on both nodes.
 my %before = map { $_->name => versions($_, 'account') } @nodes;
 sql($tokyo, 'alter table account alter v type bigint');
 converged(@nodes);

@@ -1,5 +1,5 @@
-# Two nodes join a group at once, and one of them is slow: the other one makes no slot there that
-# would be read before there are publications.
+# Two nodes join a group at once, and one of them is slow. The other one creates no slot there that
+# would be read before the publications exist.
 
 use strict;
 use warnings;

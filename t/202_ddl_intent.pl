@@ -1,6 +1,6 @@
-# Statements that can't run in a transaction, or take long, are run by each node by itself: the
-# stream goes on meanwhile. They fail, are cancelled, interrupted, killed and tried again by
-# themselves, and statements that depend on them come in time.
+# Statements that can't run in a transaction, or take long, are run by each node by itself, and the
+# stream goes on meanwhile. They fail, are cancelled, interrupted, killed and retried by themselves.
+# Statements that depend on them run after them.
 
 use strict;
 use warnings;
@@ -40,7 +40,7 @@ sub is_awaiting
 	return ok(wait_until(sub { slurp_file($paris->logfile) =~ /waits for an earlier one that this node runs by itself\n(?:[^\n]*\n){2}[^\n]*for statement "$match/ }, 20), $what);
 }
 
-# The worker at paris waits for somebody's snapshot.
+# The worker at paris waits for another session's snapshot.
 sub is_blocked
 {
 	my ($what) = @_;
@@ -106,7 +106,7 @@ comes_to('done', 'detach partition', 'a partition is detached');
 converged(@nodes);
 same_schema('all kinds', @nodes);
 
-# What stays on its node.
+# Statements that stay on their node.
 my $count = sql($tokyo, 'select count(*) from braid.ddl_log');
 sql($tokyo, $_) for 'vacuum item', 'analyze item', 'vacuum', 'reindex database postgres', 'reindex table pg_class', 'create temp table t (id int primary key)';
 is(sql($tokyo, 'select count(*) from braid.ddl_log'), $count, 'other maintenance is the own matter of each node');

@@ -1,6 +1,6 @@
-# A group of five nodes that falls apart, two to three: both sides write, change the schema and use
-# sequences. Three agree on what wants a majority, under a leader of theirs; two say whom they wait
-# for. When they meet again, all are equal, and the two can agree again.
+# A network partition of a group of five nodes, two to three: both sides write, change the schema
+# and use sequences. Three agree on what needs a majority, under a leader of theirs; two report whom
+# they wait for. When the partition ends, all are equal, and the two can agree again.
 
 use strict;
 use warnings;

@@ -1,6 +1,6 @@
 # In a group, REFRESH MATERIALIZED VIEW and statements about roles are sent on request. A password
-# comes as it is stored, and is in no view, log or stream for users. Databases of one server don't
-# do a statement twice; nodes that set one password at once agree on one.
+# arrives as it is stored, and is in no view, log or stream for users. Databases of one server don't
+# run a statement twice. Nodes that set a password at the same time agree on one.
 
 use strict;
 use warnings;
@@ -158,7 +158,7 @@ arrived();
 is(at($_, q[select string_agg(setconfig::text, ' ' order by setdatabase) from pg_db_role_setting where setrole = 0 and
 	setdatabase in (0, (select oid from pg_database where datname = current_database()))]), '{application_name=everybody} {lock_timeout=8s}', "of all roles at $_") for sort keys %place;
 
-# What they own.
+# Objects that roles own.
 at('tokyo', on() . q[create role r_leaves; create role r_stays; create table left_over (id int primary key); alter table left_over owner to r_leaves;
 	grant select on item to r_leaves; reassign owned by r_leaves to r_stays; drop owned by r_leaves]);
 # The other database of the server has to have run it, too.
@@ -242,7 +242,7 @@ is(at('paris', q[select string_agg(state || ': ' || reason, ', ' order by record
 	(select min(recorded_at) from braid.ddl_log where statement ~ 'r_both')]),
 	'done already: the roles have what the statement brings, done already: the roles have what the statement brings, done already: a later statement has set the password', 'and the reasons are told');
 
-# Different things: a conflict, which somebody has to decide.
+# Different changes: a conflict, which a person has to decide.
 apart();
 at('tokyo', on() . 'alter role r_plain connection limit 5');
 at('paris', on() . 'alter role r_plain connection limit 6');

@@ -1,6 +1,6 @@
-# PostgreSQL's own regression database, made at one node of a group: the other node ends with the
-# same schema, as pg_dump writes it, and the results are those of a server without the library, but
-# for what is listed here and in docs/guide/schema-limits.md.
+# PostgreSQL's own regression database, created at one node of a group. The other node ends with the
+# same schema, as pg_dump writes it. The results are those of a server without the library, except
+# for those listed here and in docs/guide/schema-limits.md.
 
 # By itself, the tests that change schemas most are run; with GROUP_REGRESSION=all PostgreSQL's
 # parallel_schedule (make group-regression).
@@ -29,8 +29,8 @@ my @schedule = (
 	'event_trigger',
 	'fast_default');
 
-# What differs between the results at a node and those of a server without the library, by test:
-# rows of the result.
+# Differences between the results at a node and those of a server without the library, by test: rows
+# of the result.
 my %DIFFERENT = (
 	# The publication of the group, below each table.
 	'' => qr/^(Publications:|    "braid")$/,
@@ -143,7 +143,7 @@ sub schema
 	my ($node) = @_;
 	my ($out, $err) = run_command([ 'pg_dump', '-s', '-d', $node->connstr($DATABASE) ]);
 	is($err, '', 'pg_dump of ' . $node->name);
-	# What says how a node is connected to others stays on it.
+	# Objects that connect a node with others stay on it.
 	return [ grep { !/^(\\(un)?restrict|--|$|(CREATE|ALTER) (PUBLICATION|FOREIGN DATA WRAPPER|SERVER) )/ } split /\n/, $out ];
 }
 
@@ -152,7 +152,7 @@ my $conf = "max_prepared_transactions = 2\nlog_autovacuum_min_duration = 0\n";
 # Views that read others have to find them filled.
 my $sends = "braid.replicate_refresh = on\n";
 
-# What a server without the library gives.
+# The results of a server without the library.
 my $plain = PostgreSQL::Test::Cluster->new('plain');
 $plain->init(allows_streaming => 'logical', extra => \@init);
 $plain->append_conf('postgresql.conf', join '', grep { !/^(shared_preload_libraries|output_plugin_libraries)/ } map { "$_\n" } split /\n/, slurp_file($ENV{BRAID_NODE_CONF}));

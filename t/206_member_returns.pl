@@ -1,5 +1,5 @@
-# A member leaves its group, and the same node joins it again: what is left of its former membership
-# is not taken for its new one.
+# A member leaves its group, and the same node joins it again: leftovers of its former membership do
+# not count for the new one.
 
 use strict;
 use warnings;

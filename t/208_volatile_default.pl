@@ -1,6 +1,6 @@
-# A statement adds a column with a volatile default while other nodes write: rows that its node had
-# not got have other values on each node, until the nodes that have them send theirs. Changes that
-# are under way, a lock and a restart in between, a table that is rewritten meanwhile; under load on
+# A statement adds a column with a volatile default while other nodes write. Rows that its node did
+# not have yet get other values on each node, until the nodes that have them send theirs. Changes on
+# their way, a lock and a restart in between, a table that is rewritten meanwhile; under load on
 # three nodes.
 
 use strict;

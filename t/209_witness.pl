@@ -1,5 +1,5 @@
-# A witness: a member without data, which makes a majority with one of two nodes. What is in its
-# database is no affair of the group; it can be away, start again, leave and come back, and be
+# A witness: a member without data, which makes a majority with one of two nodes. The group does not
+# touch the contents of its database. It can be away, start again, leave and come back, and be
 # removed.
 
 use strict;
@@ -50,7 +50,7 @@ is(sql($_, q[select to_regclass('another') is null]), 't', 'nor from it to ' . $
 is(sql($observer, q[select min(id) || ' ' || max(id) from own]), '1 11', 'its sequences count as ever');
 is(sql($observer, q[select string_agg(code, ', ') from braid.check() where code in ('kept_slot', 'subscription_error')]), '', 'it lacks nothing that it does not need');
 
-# It is away.
+# The witness is away.
 $observer->stop('immediate');
 sql($tokyo, q[insert into item (v) values ('without a witness'); alter table item add m int]);
 have_all($tokyo, $paris);
@@ -71,7 +71,7 @@ have_all($tokyo, $oslo);
 same_tables([ $tokyo, $oslo ], 'item');
 is(sql($observer, 'select count(*) from braid.subscription'), '0', 'the witness does not follow it');
 
-# It leaves, comes back, and is removed.
+# The witness leaves, comes back, and is removed.
 sql($observer, 'select braid.leave_group()');
 ok($observer->poll_query_until('postgres', 'select count(*) = 0 from braid.group_self'), 'it has left');
 ok($oslo->poll_query_until('postgres', q[select count(*) = 2 from braid.group_nodes]), 'the others know');

@@ -1,5 +1,5 @@
-# After a restart of its machine a member waits for all others that vote to confirm its start. One
-# that is gone for good never does: somebody who knows that the disk was not put back says so, and
+# After a restart of its machine a member waits until all other voters confirm its start. A voter
+# that is gone for good never does: a person who knows that the disk was not restored says so, and
 # the group goes on.
 
 use strict;
@@ -16,7 +16,7 @@ my ($there, $here) = ($tokyo->connstr('postgres'), $observer->connstr('postgres'
 sql($observer, "select braid.join_group(\$d\$$there\$d\$, node_name => 'observer', dsn => \$d\$$here\$d\$, mode => 'witness')");
 joined($observer, $tokyo, $paris);
 
-# The machine of tokyo has started anew, as far as its files tell; the witness is lost.
+# The machine of tokyo has restarted, as its files say; the witness is lost.
 $observer->stop('immediate');
 sql($tokyo, q[update braid.group_self set files = split_part(files, ' ', 1) || ' of another start of the machine']);
 $tokyo->restart;
@@ -29,7 +29,7 @@ sql($tokyo, q[insert into item values (1, 'meanwhile')]);
 have_all($tokyo, $paris);
 is(sql($paris, 'select v from item'), 'meanwhile', 'data does not wait');
 
-# Who may say so, and of whom.
+# Roles that may call it, and nodes that it may name.
 sql($tokyo, 'set braid.ddl_replication = off; create role clerk; grant usage on schema braid to clerk; grant braid_admin to clerk');
 like(refusal($tokyo, q[set role clerk; select braid.start_without('observer')]), qr/permission denied|superuser/, 'a superuser has to');
 like(refusal($tokyo, q[select braid.start_without('rome')]), qr/group "shop" has no node "rome".*HINT/s, 'an unknown node');

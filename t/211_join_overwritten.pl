@@ -1,6 +1,6 @@
-# What a member writes after a joining node has its slot there, and another one overwrites or
-# deletes before the copy begins, comes to the joining node by both ways: late by the stream. It
-# does not come back.
+# A member writes a row after a joining node has created its slot there, and another member
+# overwrites or deletes the row before the copy begins. The joining node gets the change by both
+# paths, late by the stream. The row does not come back.
 
 use strict;
 use warnings;
@@ -19,7 +19,7 @@ my ($tokyo, $paris) = my @all = group([qw(tokyo paris)], q{
 
 my $oslo = new_server('oslo', init => ['--data-checksums']);
 sql($oslo, 'create extension braid');
-# The source does not hear of paris, so the join waits before it copies.
+# The source does not get changes of paris, so the join waits before it copies.
 my $from_paris = sql($tokyo, q{select name from braid.subscription_status where provider = 'paris'});
 sql($tokyo, "select braid.disable_subscription('$from_paris')");
 join_group($oslo, $tokyo);

@@ -1,6 +1,6 @@
-# Nodes join while a member is away, which has changes that nobody has got. They have joined without
-# it, take part in all that the others do, and get what it has once it is back. If it never comes
-# back, it is removed as ever.
+# Nodes join while a member is away that has changes which nobody else has. They join without it,
+# take part in everything, and get its changes once it is back. If it never comes back, it is
+# removed as usual.
 
 use strict;
 use warnings;
@@ -12,7 +12,7 @@ use Test::More;
 
 my ($tokyo, $paris, $lima) = group([qw(tokyo paris lima)], q{create table item (id int primary key, v text); insert into item select i, 'old' from generate_series(1, 100) i});
 
-# What paris writes meanwhile is at paris only, which is down then.
+# Runs code while paris is down. The last changes of paris are only at paris then.
 sub alone
 {
 	my ($writes, @deaf) = @_;
@@ -95,7 +95,7 @@ have_all(@all);
 same_tables(\@all, 'item');
 is(sql($_, q{select count(*) from item where v = 'last'}), '5', 'all directions stream: ' . $_->name) for @all;
 
-# It dies for good, and one of the others has its last transactions.
+# A member dies for good, and one of the others has its last transactions.
 keeps($_, 4) for $tokyo, $lima, $oslo, $rome;
 alone(sub {
 	sql($paris, q{insert into item (id, v) select i, 'only lima' from generate_series(401, 410) i});

@@ -1,6 +1,6 @@
 # A node leaves while its group worker is about to write what was agreed: nothing of the membership
-# stays behind. Else the node's next membership would take it for its own log, and the group worker
-# would not run.
+# stays behind. Otherwise the node's next membership would use it as its own log, and the group
+# worker would not run.
 
 use strict;
 use warnings;

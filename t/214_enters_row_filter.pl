@@ -1,6 +1,6 @@
 # An update that brings a row into a publication's row filter arrives as an insert. Large values
-# that the update left as they were are neither in WAL nor at the subscriber: they are asked for at
-# the provider, and never become null.
+# that the update left unchanged are neither in WAL nor at the subscriber. They are fetched from the
+# provider, and never become null.
 
 use strict;
 use warnings;
@@ -60,7 +60,7 @@ sub same
 	return;
 }
 
-# Done while nothing gets through: the provider has gone on when it is asked.
+# Runs SQL while the stream is disabled: the provider has gone on when it is asked.
 sub apart
 {
 	my ($sql) = @_;
@@ -76,8 +76,8 @@ is(run($paris, 'select count(*) from c where secret is not null'), 0, 'a column 
 run($tokyo, 'begin; update f set id = 12 where id = 2; update f set n = 1 where id = 12; update p set id = 40 where id = 11; update p set n = 2 where id in (30, 40); commit');
 same('changed in the same transaction', f => 2, p => 2);
 
-# Its key has another row by the time of the question; it has moved on, left the filter again, or
-# was deleted.
+# Another row has the key by the time of the question: the row got another key, left the filter
+# again, or was deleted.
 apart('update f set id = 13 where id = 3; update f set id = 14 where id = 13; update f set id = 13 where id = 4; update f set n = n + 1');
 same('a key that is used again', f => 4);
 apart('update f set id = 15 where id = 5; update f set id = 5 where id = 15; update f set id = 16 where id = 6; delete from f where id = 16; update f set n = n + 1');
@@ -120,7 +120,7 @@ run($tokyo, 'alter system reset synchronous_standby_names');
 $tokyo->reload;
 same('a commit that waits for the subscriber', f => 8);
 
-# Without the column there is nobody to ask: that is an error, and no null.
+# Without the column no node can be asked: that is an error, and no null.
 apart('update c set id = 12 where id = 2; alter table c rename big to large');
 ok(wait_until(sub { status($paris, $name)->{state} eq 'error' }, 30), 'it stops where the column is gone');
 like(status($paris, $name)->{last_error}, qr/the provider has no table "public.c" with the columns of a row that has entered its row filter/, 'and says why');
@@ -128,7 +128,7 @@ run($tokyo, 'alter table c rename large to big');
 run($paris, "select braid.enable_subscription('$name')");
 same('it goes on', c => 2);
 
-# Other programs are told what is missing.
+# Other programs can see which values are missing.
 run($tokyo, q[
 	select pg_create_logical_replication_slot(slot, 'braid') from unnest('{json,fetch,one,two}'::text[]) slot;
 	update c set id = 13 where id = 3;

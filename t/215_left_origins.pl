@@ -1,6 +1,6 @@
-# Databases that are dropped, nodes that are taken down and a dropped extension leave no replication
-# origin and no file: databases can be created, joined and dropped for ever. Origins that are in use
-# stay, and rows of an earlier life are nobody else's.
+# Dropped databases, nodes that are taken down and a dropped extension leave no replication origin
+# and no file: databases can be created, joined and dropped any number of times. Origins in use
+# stay, and rows of a former node do not count for another one.
 
 use strict;
 use warnings;

@@ -1,5 +1,5 @@
-# A transaction meets very many rows that are equal under a further unique key. It is applied a few
-# times, and not once more for each of them; both nodes end with the newer rows.
+# A transaction conflicts with very many rows under a further unique key. It is applied a few times,
+# not once more for each of them. Both nodes end with the newer rows.
 
 use strict;
 use warnings;
@@ -22,8 +22,8 @@ my $count = 300;
 
 sub retries { my ($node, $name) = @_; return $node->safe_psql('postgres', "select retries from braid.subscription_detail where name = '$name'"); }
 
-# The first is written before the second, while nothing is delivered. How often each node has
-# applied something anew.
+# The first rows are written before the second, while the nodes are cut off. Returns how often each
+# node has applied a transaction again.
 sub meet
 {
 	my ($first, $second) = @_;

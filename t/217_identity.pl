@@ -1,6 +1,6 @@
-# Code of a table's owner runs with the rights of the owner, whatever process comes to it and
-# however: an index on an expression is enough to have it run. Each function notes the role that it
-# runs as in the server's log; the log says which process it was.
+# Code of a table's owner runs with the rights of the owner, whichever process runs it and however:
+# an index on an expression is enough to run it. Each function logs the role that it runs as; the
+# log says which process it was.
 
 use strict;
 use warnings;
@@ -80,8 +80,8 @@ on_all($schema, @nodes);
 # Columns that the other node does not have get their defaults.
 $paris->safe_psql('postgres', q[alter table app.t add column extra text default 'x' || app.mark('default')]);
 
-# What was noted since the last look: "process place role confined", counted. Sessions of the test
-# and of the owner are not looked at.
+# New lines of the log: "process place role confined", counted. Lines of sessions of the test and of
+# the owner do not count.
 my %read = map { $_->name => 0 } @nodes;
 my %all;
 sub noted
@@ -159,7 +159,7 @@ own($tokyo, 'truncate app.part');
 caught_up($paris, $tokyo);
 ran_as_owner('truncate');
 
-# Large transactions in each way, and the pieces of one.
+# Large transactions in each way, and in chunks.
 for my $options (map { my $way = $_; map { "streaming => '$way', split_transactions_above => $_" } 0, 40 } qw(off on parallel))
 {
 	alter_running($paris, 'paris_from_tokyo', $options) or fail("$options: altered");
@@ -188,7 +188,7 @@ $paris->safe_psql('postgres', q[select braid.wait_for_subscription('paris_from_t
 call($paris, 'compare', q[call braid.compare('paris_from_tokyo', 'app.t')]);
 ran_as_owner('a role that is no superuser', qw(index));
 
-# Conflicts: what is recorded of rows, a function that decides, large values that are asked for.
+# Conflicts: recorded rows, a function that decides, large values that are fetched.
 subscribe($tokyo, $paris, copy_data => 'false', on_missing_column => q['ignore'], replicate_ddl => 'true');
 $paris->safe_psql('postgres', 'alter table app.t drop column extra');
 on_all(q[
@@ -241,7 +241,7 @@ ran_as_owner('orphans', qw(index));
 call($paris, 'compare', q[call braid.compare('paris_from_tokyo', 'app.t')]);
 ran_as_owner('compare', qw(index));
 write_by_hand($paris, q[set session_replication_role = replica; delete from app.t where id = 7; update app.t set v = 'other' where id = 8]);
-# That was this test's own superuser, whom the owner has caught.
+# That was this test's own superuser, whose rights the owner's code got.
 $paris->safe_psql('postgres', 'alter role app nosuperuser');
 noted();
 call($paris, 'compare', q[call braid.compare('paris_from_tokyo', 'app.t')]);

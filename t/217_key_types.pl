@@ -1,7 +1,7 @@
-# Keys of every type that SQL compares in a way of its own: domains over enums, composites, names of
-# objects, arrays, operator classes and collations that are not the usual ones. What asks a server
-# about a row by its key gets the row: questions for large values, comparing, repairing, putting
-# back what lost a conflict, the look at what a copy has left out. An error is no answer.
+# Keys of every type with a comparison of its own: domains over enums, composites, names of objects,
+# arrays, unusual operator classes and collations. Questions to a server about a row by its key get
+# the row: for large values, comparing, repairing, restoring rows that lost a conflict, and the
+# check of rows that a copy has left out. An error does not count as an answer.
 
 use strict;
 use warnings;
@@ -112,8 +112,8 @@ sql($tokyo, each_table(sub {
 converged(@nodes);
 same_tables(\@nodes, @tables);
 
-# One row gets another large value, one is deleted; later the other node changes both, and leaves
-# the large value as it is.
+# One row gets another large value, one is deleted. Later the other node changes both, and leaves
+# the large value unchanged.
 cut();
 sql($paris, each_table(sub { "update $_[0] set big = " . big('b') . ' where ' . where($_[0], 1) }));
 sql($paris, each_table(sub { "delete from $_[0] where " . where($_[0], 2) }));
@@ -125,7 +125,7 @@ my $count = join ' + ', map { "(select count(*) from $_ where n = 1 and big = " 
 is(sql($_, "select $count"), 2 * @tables, 'each row is what its last writer made of it, at ' . $_->name) for @nodes;
 cmp_ok(sql($paris, 'select questions from braid.subscription_detail'), '>=', 2 * @tables - 2, 'paris has asked');
 
-# What lost is put back.
+# Rows that lost are restored.
 my $lost = q[select conflict_id from braid.conflict_history where kind = 'update_origin_differs' and winner = 'remote'];
 is(sql($paris, qq[
 	with lost as materialized ($lost)
@@ -145,7 +145,7 @@ my %repaired = map { $_ => eval { sql($paris, "call braid.repair('paris_from_tok
 is(join(' ', grep { $repaired{$_} ne '2|0' } @some), '', 'and repaired') or diag(explain(\%repaired));
 same_tables(\@nodes, @some);
 
-# Keys are given as they are shown. One that only contains what is given is another one.
+# Keys are passed as they are shown. A key that only contains the passed one is another one.
 write_by_hand($paris, q[insert into t_jsonb values ('{"a": 1, "b": 2}', 9, null)]);
 write_by_hand($paris, q[update t_jsonb set n = 8 where k = '{"a": 1}']);
 is((split /\|/, sql($paris, q[call braid.compare('paris_from_tokyo', 't_jsonb', keys => '[{"k": {"a": 1}}, {"k": "a"}]')]))[1], 1, 'rows with keys that are given are compared');
@@ -161,9 +161,9 @@ is(compare($paris, 'paris_from_tokyo', $_), 1, "$_: a key that can't be read her
 is(compare($tokyo, 'tokyo_from_paris', $_), 1, "$_: nor there") for qw(t_domain t_class);
 write_by_hand($tokyo, "delete from $_") for @own;
 
-# What is asked for is not known any more: a table whose name is a key was dropped; so was a table,
-# and a column; a column has another type. These are answers. A key's value that can't be read, or a
-# type that can't be compared as it was, are not.
+# The object of a question is gone: a table whose name is a key was dropped, or a table or a column
+# of it was; or a column has another type. These are answers. A key's value that can't be read, or a
+# type that can't be compared as before, is no answer.
 my @first = map { "$_ where " . where($_, 1) } qw(t_class t_enum t_number t_floating);
 disable(@{ $links[0] });
 write_by_hand($paris, join ';', map { s/ where /' set big = ' . big('d') . ' where '/er } map { "update $_" } @first);

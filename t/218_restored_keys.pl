@@ -1,5 +1,5 @@
-# Foreign-key rule `restore`: a row is put back that just these values refer to, whatever the types
-# of the key; and no other, such as one whose jsonb key only contains the value.
+# Foreign-key rule `restore`: the row to which these values refer is restored, for keys of any type;
+# and no other row, such as one whose jsonb key only contains the value.
 
 use strict;
 use warnings;
@@ -7,9 +7,9 @@ use warnings;
 use Braid;
 use Test::More;
 
-# Tokyo has the images of what paris deletes. Paris has none: it gives a row up two of its
+# Tokyo has the images of rows that paris deletes. Paris has none: it gives a row up two of its
 # intervals, and two seconds, after everything has arrived. So its interval is longer than tokyo
-# takes on a busy machine.
+# needs on a busy machine.
 my ($tokyo, $paris) = my @nodes = map { new_node($_->[0], conf => "braid.orphan_check_interval = $_->[1]\n") } [ 'tokyo', '200ms' ], [ 'paris', '20s' ];
 sub sql { my ($node, $sql) = @_; return $node->safe_psql('postgres', $sql); }
 

@@ -1,5 +1,5 @@
-# Functions and hooks of Braid's that need settings of their own leave a session's as they were:
-# when they have something to do, when they have nothing to do, and when they fail.
+# Functions and hooks of Braid that need settings of their own restore those of the session: with
+# work to do, without work, and after an error.
 
 use strict;
 use warnings;
@@ -23,8 +23,8 @@ subscribe($tokyo, $paris, copy_data => 'false');
 # All settings of a session.
 my $settings = q[select md5(string_agg(format('%s=%s', name, setting), ' ' order by name)) from pg_settings where name !~ '^(transaction_|in_hot)'];
 
-# restore_conflict: an update, a delete, an insert, each then with nothing to do, then with a
-# failure within a block that goes on.
+# restore_conflict: an update, a delete, an insert, each also without work to do, and with a failure
+# within a block that goes on.
 $tokyo->safe_psql('postgres', q[insert into item values (1, 'old', 0), (2, 'old', 0), (3, 'old', 0)]);
 converged(@both);
 disable($tokyo, 'tokyo_from_paris');
@@ -70,8 +70,8 @@ is($tokyo->safe_psql('postgres', q[
 	rollback;
 ]), "on\non\non", 'a statement that rewrites a table leaves the settings');
 
-# Each function, called with nulls: what it does or says, the settings stay. Procedures commit on
-# their way, and are left out.
+# Each function, called with nulls: whatever it does or reports, the settings stay. Procedures
+# commit in between, and are left out.
 is($tokyo->safe_psql('postgres', qq[
 	create function pg_temp.settings() returns text language sql as \$\$ $settings \$\$;
 	create function pg_temp.changed() returns text language plpgsql as \$\$

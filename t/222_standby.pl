@@ -1,6 +1,6 @@
-# A standby of a node: its functions say that it is one. During a failover of a provider the address
-# leads to the standby before that is promoted: the subscription tries again, whatever the standby
-# lacks, and goes on by itself once it is promoted.
+# A standby of a node: its functions report that it is one. During a failover of a provider the
+# address leads to the standby before that is promoted. The subscription tries again, whatever the
+# standby lacks, and goes on by itself after the promotion.
 
 use strict;
 use warnings;

@@ -1,4 +1,4 @@
-# What users see where PostgreSQL's own error would say nothing of use: two sessions that take one
+# Error messages in cases where PostgreSQL's own error would not help: two sessions that use one
 # name, and a provider that is silent.
 
 use strict;

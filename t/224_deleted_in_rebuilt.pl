@@ -1,6 +1,6 @@
-# Deletions of a table that has just taken the place of another one are remembered from its first
-# moment on, before any process has looked at which table the subscription is about now: an older
-# update that comes later does not bring the row back.
+# A table has just taken the place of another one. Its deletions are remembered from the start,
+# before any process has found out which table belongs to the subscription now: a later older update
+# does not bring a row back.
 
 use strict;
 use warnings;
@@ -14,7 +14,8 @@ my @both = my ($tokyo, $paris) = map { new_node($_, publication => '', conf => "
 
 sub sql { my ($node, $text) = @_; return $node->safe_psql('postgres', $text); }
 
-# Without its dead row, which would say as much. It is kept until the collector has come past it.
+# Removes the dead row, which would also tell of the deletion. It is kept until the collector has
+# processed that.
 sub vacuumed
 {
 	my ($table) = @_;

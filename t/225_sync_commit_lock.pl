@@ -1,6 +1,6 @@
-# A commit that waits for its subscriber keeps its locks. Where the subscriber needs a large value
-# of a table that is locked so, the transaction is parked, so that it is durable and confirmed; then
-# the lock is released, and it is applied. While that lasts the views say so.
+# A commit that waits for its subscriber keeps its locks. If the subscriber needs a large value of a
+# table that is locked so, the transaction is parked, which makes it durable and confirmed. Then the
+# lock is released, and the transaction is applied. The views show the wait.
 
 use strict;
 use warnings;
@@ -40,8 +40,8 @@ sub standbys
 	return;
 }
 
-# Whether SQL at tokyo ends by itself. If it does not, no commit waits for anybody any more, so that
-# the test goes on.
+# Whether SQL at tokyo ends by itself. If it does not, commits no longer wait for standbys, so that
+# the test can go on.
 sub ends
 {
 	my ($what, $sql) = @_;
@@ -90,8 +90,8 @@ is(run($paris, 'select count(*) from doc where n = 2 and big = ' . big('start'))
 cmp_ok(run($paris, "select questions from braid.subscription_detail where name = '$name'"), '>', $questions, 'which paris has asked for');
 is(status($paris, $name)->{last_error}, '', 'nothing is wrong any more');
 
-# The transaction stays parked while another standby is missing, and the views say why. What does
-# not depend on it goes on.
+# The transaction stays parked while another standby is missing, and the views show why. Independent
+# transactions are applied.
 standbys("FIRST 2 ($name, nobody)");
 $to_tokyo->link('down');
 run($paris, 'update doc set n = 10, big = ' . big('paris'));
@@ -152,7 +152,7 @@ $waiting->quit;
 $to_tokyo->link('up');
 settled('a later transaction', 'doc', 'plain');
 
-# One that is sent while it runs, also in pieces.
+# A transaction that is sent while it is in progress, also in chunks.
 for my $split (0, 20)
 {
 	alter_running($paris, $name, "streaming => 'on', split_transactions_above => $split");
@@ -160,7 +160,7 @@ for my $split (0, 20)
 }
 alter_running($paris, $name, q[streaming => 'off', split_transactions_above => 0]);
 
-# No room to park it: it is tried again, and the view says so.
+# No room to park it: it is retried, and the view shows it.
 run($paris, q[alter system set braid.max_parked_size = '1MB'; select pg_reload_conf()]);
 $to_tokyo->link('down');
 run($paris, 'update doc set n = -1, big = ' . big('room'));
@@ -174,8 +174,7 @@ $waiting->quit;
 $to_tokyo->link('up');
 settled('without room', 'doc', 'two');
 
-# Where no commit waits for the subscriber, the transaction waits for the lock, and the view says
-# so.
+# If no commit waits for the subscriber, the transaction waits for the lock, and the view shows it.
 standbys('');
 $to_tokyo->link('down');
 run($paris, 'update doc set n = -1, big = ' . big('plain lock'));

@@ -1,7 +1,7 @@
-# A subscriber finds rows by a key that has only some columns of the provider's replica identity:
-# the provider's key got another column, or each partition here has a key of its own. Rows are the
-# same in every apply mode, without a conflict. Two rows of the provider that are one here are a
-# conflict, and neither is lost silently. Where both nodes write, a warning names the keys, once.
+# A subscriber finds rows by a key with only some columns of the provider's replica identity: the
+# provider's key got another column, or each local partition has a key of its own. Rows are the same
+# in every apply mode, without a conflict. Two rows of the provider that are one row here are a
+# conflict, and neither is lost silently. If both nodes write, a warning names the keys, once.
 
 use strict;
 use warnings;

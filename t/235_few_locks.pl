@@ -1,8 +1,7 @@
-# Functions that look at many tables, one after the other, hold the locks of one table at a time: a
-# transaction with create_subscription has as many relation locks for 400 tables with three indexes
-# each, a partitioned table and sequences, as it has for two tables. So a server whose lock table is
-# smaller than that makes the subscription, keeps it in step with its publications, and applies
-# changes of all tables.
+# Functions that visit many tables hold the locks of one table at a time. A transaction with
+# create_subscription has as many relation locks for 400 tables with three indexes each, a
+# partitioned table and sequences, as for two tables. So a server with a smaller lock table creates
+# the subscription, keeps it in step with its publications, and applies changes of all tables.
 
 use strict;
 use warnings;
@@ -85,7 +84,7 @@ cmp_ok($many, '<=', $few + 8, "refresh_subscription with $tables more tables hol
 is($paris->safe_psql('postgres', q[select count(*) from braid.refresh_subscription('paris_from_tokyo', copy_data => false)]), $tables + 1, 'all tables are added');
 same_locks($paris, 'braid.orphans', [q[select count(*) from braid.orphans('few_2')]], ['select count(*) from braid.orphans()']);
 cmp_ok(locks($tokyo, 'select count(*) from braid.check()'), '<=', 130, 'braid.check holds few locks');
-# It asks the other node in parts; 20 findings of a kind are listed.
+# braid.check asks the other node in parts; 20 findings of a kind are listed.
 my $here = $paris->connstr('postgres');
 cmp_ok(locks($tokyo, "select count(*) from braid.check(\$dsn\$$here\$dsn\$)"), '<=', 130, 'braid.check with another node holds few locks');
 is($tokyo->safe_psql('postgres', "select finding from braid.check(\$dsn\$$here\$dsn\$) where code = 'peer_sequence' and subject = 'further'"),

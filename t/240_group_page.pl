@@ -1,6 +1,5 @@
-# The SQL of docs/group.md, typed as it stands there, from the first node to one that comes back
-# after it was removed: nodes are stopped where the page says so, and what it says of the outcome is
-# true.
+# The SQL of docs/group.md, run as written, from the first node to one that comes back after it was
+# removed. Nodes are stopped where the page says so, and the outcome is the one that the page shows.
 
 use strict;
 use warnings;
@@ -88,7 +87,7 @@ my %after = (
 	},
 	'A lost node' => sub {
 		becomes_so('tokyo', q[select bool_and(state = 'done') and count(*) = 1 from braid.recovery where removed = 'paris'], 'what paris had is settled');
-		# What was asked for without a majority takes effect, unless its answer came first.
+		# A request from before, without a majority, takes effect, unless its answer came first.
 		sql('tokyo', 'select braid.set_read_only(false)');
 		becomes_so('tokyo', q[select not read_only from braid.group_nodes where is_local], 'tokyo takes writes');
 		is(sql('tokyo', $members), 'tokyo data active, observer witness active', 'it is removed');

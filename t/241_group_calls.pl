@@ -1,6 +1,5 @@
-# What the calls of a group do beside joining: they give the role of the connection string its
-# rights, log what was agreed, add a witness, bring in tables, and say what is known of a node that
-# is removed.
+# Effects of group calls besides joining: they grant the role of the connection string its rights,
+# log what was agreed, add a witness, add tables, and report what is known of a removed node.
 
 use strict;
 use warnings;
@@ -27,7 +26,7 @@ my ($status, $out, $err) = $tokyo->psql('postgres', "select braid.create_group('
 like($err, qr/NOTICE:  role "replicator" was given REPLICATION, braid_monitor, pg_read_all_data/, 'create_group says which rights it has given');
 for my $node ($paris, $oslo)
 {
-	# Given by hand, and so not given again.
+	# Granted by hand, and so not granted again.
 	sql($node, 'alter role replicator replication; grant braid_monitor, pg_read_all_data to replicator') if $node == $oslo;
 	($status, $out, $err) = $node->psql('postgres', 'select braid.join_group(' . dsn($tokyo) . ', ' . own($node) . ')');
 	$node == $oslo ? unlike($err, qr/was given/, 'rights that are there are not given') : like($err, qr/"replicator" was given REPLICATION, braid_monitor, pg_read_all_data/, 'so does join_group');
@@ -94,7 +93,7 @@ same_tables(\@data, 'shop.late');
 is(sql($tokyo, 'select count(*) from braid.refresh_group()'), '0', 'nothing is to be done then');
 like(refusal($observer, q[grant braid_admin to someone; set role someone; select * from braid.refresh_group()]), qr/permission denied to change the group.*HINT/s, 'not for all');
 
-# What is known of a node that is removed.
+# Information about a removed node.
 my $before_it = sql($paris, 'select pg_current_wal_insert_lsn()');
 sql($paris, q[insert into shop.item (v) values ('last of paris')]);
 my $behind_it = sql($paris, 'select pg_current_wal_insert_lsn()');

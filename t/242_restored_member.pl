@@ -1,5 +1,5 @@
-# A member of a group is restored from a backup: it has forgotten what it had promised, so it takes
-# no part and says why. The others go on, remove it, and it comes back as a new member.
+# A member of a group is restored from a backup. It has forgotten its promises, so it takes no part
+# and reports why. The others go on, remove it, and it comes back as a new member.
 
 use strict;
 use warnings;
@@ -12,7 +12,7 @@ use Test::More;
 
 my ($tokyo, $paris, $oslo) = group([qw(tokyo paris oslo)], q[create table item (id int primary key, v text); insert into item select i, 'tokyo' from generate_series(1, 100) i]);
 $oslo->backup('before', backup_options => [ '--checkpoint', 'fast' ]);
-# What it promises after the backup.
+# The member takes part in votes after the backup.
 sql($tokyo, q[select braid.set_read_only(true, 'paris'); select braid.set_read_only(false, 'paris'); insert into item values (101, 'after the backup')]);
 have_all($tokyo, $paris, $oslo);
 $oslo->stop('fast');
@@ -32,7 +32,7 @@ sql($paris, q[select braid.set_read_only(true, 'tokyo'); select braid.set_read_o
 sql($tokyo, q[select braid.remove_node('oslo')]);
 ok($_->poll_query_until('postgres', q[select count(*) = 2 from braid.group_nodes]), $_->name . ' knows that it is removed') for $tokyo, $paris;
 
-# It comes back with an empty database, under its name and a number of its own.
+# The node comes back with an empty database, under its name and with a new number.
 sql($restored, q[select braid.forget_group()]);
 sql($restored, q[select braid.drop_subscription(name) from braid.subscription_status]);
 is(sql($restored, 'select count(*) from braid.group_nodes'), '0', 'it forgets the group');

@@ -1,5 +1,5 @@
-# A group in which nothing happens writes no WAL: its members talk five times a second, and each has
-# streams from and to the other.
+# An idle group writes no WAL, although its members exchange messages five times a second, and each
+# has streams from and to the other.
 
 use strict;
 use warnings;
@@ -21,7 +21,7 @@ joined(@all);
 sql($tokyo, q[insert into item (v) values ('last')]);
 have_all(@data);
 
-# What an agreement takes is seen in this way.
+# An agreement does write WAL, as this measurement shows.
 my $before = sql($observer, 'select pg_current_wal_insert_lsn()');
 sql($tokyo, 'select braid.set_read_only(false)');
 ok(wait_until(sub { sql($observer, "select pg_current_wal_insert_lsn() > '$before'") eq 't' }, 60), 'an entry is written by all');

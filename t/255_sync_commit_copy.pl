@@ -1,6 +1,6 @@
-# A commit counts as running until its synchronous subscriber has confirmed it. Where the subscriber
-# is to copy a table, the snapshot for that waits for the commit. So transactions that change tables
-# which are still to be copied are parked, and the commit ends by itself.
+# A commit counts as in progress until its synchronous subscriber has confirmed it. If the
+# subscriber has to copy a table, the snapshot for that waits for the commit. So transactions that
+# change tables which are still to be copied are parked, and the commit ends by itself.
 
 use strict;
 use warnings;
@@ -37,11 +37,11 @@ sub standbys
 	return;
 }
 
-# What the view says of a copy that waits for a transaction at tokyo.
+# The view's message about a copy that waits for a transaction at tokyo.
 my $waiting = qr/the copy of a table waits for a transaction at the provider/;
 sub copy_waits { return (status($paris, $name)->{last_error} // '') =~ $waiting }
 
-# A copy is asked for while a transaction of these statements is open at tokyo, and waits for it.
+# Requests a copy while a transaction of these statements is open at tokyo; the copy waits for it.
 # Then the transaction commits: the commit ends by itself, and the nodes are equal.
 sub copies
 {
@@ -91,7 +91,7 @@ becomes($paris, q[select count(*) from braid.subscription_tables where state <> 
 becomes($paris, 'select count(*) from braid.parked_transaction', '0', 'nothing of it stays parked');
 same_tables(\@nodes, 'doc');
 
-# One that is large, whole or in pieces.
+# A large transaction, whole or in chunks.
 for my $split (0, 20)
 {
 	alter_running($paris, $name, "streaming => 'on', split_transactions_above => $split");
@@ -105,7 +105,7 @@ for my $mode (q[apply_mode => 'serial'], q[apply_mode => 'parallel', commit_orde
 }
 alter_running($paris, $name, q[apply_mode => 'parallel', commit_order => 'source']);
 
-# Other commits go on while the copy waits for a transaction that stays open. The views say so.
+# Other commits go on while the copy waits for a transaction that stays open. The views show it.
 standbys("FIRST 1 ($name)");
 my $open = $tokyo->background_psql('postgres');
 $open->query_safe(q[begin; insert into added values (100, 'open')]);

@@ -1,6 +1,6 @@
-# A copy asks the provider about its own table only: a lock on another published table does not hold
-# it up. What the publications publish of the table is right: columns, generated ones, filters, and
-# a partitioned table as a whole.
+# A copy asks the provider about its own table only: a lock on another published table does not
+# delay it. The published form of the table is right: columns, generated ones, filters, and a
+# partitioned table as a whole.
 
 use strict;
 use warnings;

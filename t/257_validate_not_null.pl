@@ -1,5 +1,5 @@
-# PostgreSQL 18: ALTER TABLE VALIDATE CONSTRAINT of a NOT NULL constraint is run by each node by
-# itself, as of any other one. A statement that PostgreSQL refuses before that, such as ADD PRIMARY
+# PostgreSQL 18: each node runs ALTER TABLE VALIDATE CONSTRAINT for a NOT NULL constraint by itself,
+# as for other constraints. A statement that PostgreSQL refuses before that, such as ADD PRIMARY
 # KEY, waits for it.
 
 use strict;

@@ -1,6 +1,6 @@
 # A member's machine sleeps. Its group worker counts that time, as the other members do: a lease
-# that was over meanwhile is over. Seen by what the worker takes for out of reach when the machine
-# wakes: all that it has not heard of for so long.
+# that ran out meanwhile is over. The test sees that the worker takes all nodes for out of reach
+# from which it has received nothing for so long.
 
 use strict;
 use warnings;
@@ -15,7 +15,7 @@ my ($tokyo, $paris) = $clock->over(sub { group([qw(tokyo paris)], 'create table 
 my $since = q[select reachable_since from braid.group_nodes where name = 'paris' and reachable];
 ok($tokyo->poll_query_until('postgres', "select exists ($since)"), 'tokyo hears of paris');
 my $before = sql($tokyo, $since);
-# It sleeps again and again: whatever has come just before is old when the worker looks.
+# The machine sleeps again and again: messages from just before are old when the worker looks.
 my $hours = 0;
 ok(wait_until(sub {
 			$clock->sleep(3600 * ++$hours);

@@ -1,4 +1,4 @@
-# join_group refuses a database that can't join, with a hint, before the group hears of it. Nothing
+# join_group refuses a database that can't join, with a hint, before it contacts the group. Nothing
 # is left behind on either side.
 
 use strict;
@@ -37,7 +37,7 @@ my $state = q[select concat_ws('|', (select count(*) from braid.node), (select c
 my $at_source = q[select (select count(*) from pg_replication_slots), (select count(*) from braid.group_nodes), (select count(*) from braid.connection)];
 my $source_before = sql($tokyo, $at_source);
 
-# A call of join_group in a database, with its arguments: what it says, and that all is as before.
+# Calls join_group in a database, with its arguments; tests the error, and that nothing has changed.
 sub refused
 {
 	my ($words, $name, %opt) = @_;

@@ -1,6 +1,6 @@
-# A node that joins has the group's publications as the member has them that it is copied from:
-# tables, schemas, columns, row filters and options, so that its own changes reach the others by the
-# same rules. One that differs is refused.
+# A joining node gets the group's publications as they are at the member that it is copied from:
+# tables, schemas, columns, row filters and options. So its own changes reach the others by the same
+# rules. A publication that differs is refused.
 
 use strict;
 use warnings;
@@ -27,7 +27,7 @@ my ($there, $here) = map { $_->connstr('postgres') } $tokyo, $paris;
 sql($tokyo, "select braid.create_group('shop', node_name => 'tokyo', dsn => \$d\$$there\$d\$, publications => '{braid,other,shelves}')");
 sql($tokyo, q[insert into item values (1, 'one', 'tokyo')]);
 
-# What is there already has to be the same.
+# Existing publications must be the same.
 sql($paris, 'create publication other for all tables');
 like(refusal($paris, "select braid.join_group(\$d\$$there\$d\$, node_name => 'paris', dsn => \$d\$$here\$d\$)"),
 	qr/ERROR:  publication "other" differs from that of node "tokyo"\n.*DETAIL:  Here: create publication other for all tables .*There: create publication other for table only public\.outside .*\n.*HINT:  Drop it here/s,

@@ -1,6 +1,6 @@
-# A removed member forgets its group and keeps its subscriptions, disabled: a new member with its
-# name has slots of the same names at the others, and these are read by nobody else. Nor are they
-# dropped with the old subscriptions.
+# A removed member forgets its group and keeps its subscriptions, disabled. A new member with its
+# name has slots of the same names at the others: the former member does not read them, and does not
+# drop them with its old subscriptions.
 
 use strict;
 use warnings;
@@ -10,7 +10,7 @@ use Group;
 use Test::More;
 
 my ($tokyo, $paris, $oslo) = group([qw(tokyo paris oslo)], 'create table item (id int primary key, v text); insert into item select i, $$tokyo$$ from generate_series(1, 100) i');
-# It runs on meanwhile, and reads its slots.
+# The removed member is still running, and reads its slots.
 sql($tokyo, q[select braid.remove_node('oslo')]);
 ok($oslo->poll_query_until('postgres', q[select state = 'stopped' from braid.group_nodes where is_local]), 'oslo hears that it was removed');
 my ($status, $out, $notice) = $oslo->psql('postgres', 'select braid.forget_group()');
@@ -23,7 +23,7 @@ my ($there, $here, $anew) = ($tokyo->connstr('postgres'), $oslo->connstr('postgr
 like(refusal($oslo, "select braid.join_group(\$d\$$there\$d\$, dsn => \$d\$$here\$d\$, mode => 'adopt')"), qr/ERROR:  this node has subscriptions to members of the group\n.*DETAIL:  Subscriptions: oslo_from_paris, oslo_from_tokyo\.\n.*HINT:  Drop those of a former membership/s, 'they are not taken for those of another membership');
 is(sql($oslo, 'select count(*) from braid.group_self'), '0', 'which has not begun');
 
-# Another database of the server joins under the name of old.
+# Another database of the server joins under the former name.
 sql($oslo, 'create database anew');
 $oslo->safe_psql('anew', 'create extension braid');
 $oslo->safe_psql('anew', "select braid.join_group(\$d\$$there\$d\$, node_name => 'oslo', dsn => \$d\$$anew\$d\$)");
@@ -44,7 +44,8 @@ sub arrives
 	return;
 }
 arrives(1001);
-# Dropping the old subscriptions leaves the new member's slots alone, also while nobody reads them.
+# Dropping the old subscriptions leaves the new member's slots alone, even while they are not in
+# use.
 at_new('select braid.disable_subscription(name) from braid.subscription_status');
 my $slots = q[select count(*) from pg_replication_slots where plugin = 'braid' and slot_name like '%oslo%'];
 for my $node ($tokyo, $paris)

@@ -1,5 +1,5 @@
-# The SQL of each page that begins with two nodes, typed as it stands there. What it
-# prints is what the page shows.
+# The SQL of each page that begins with two nodes, run as written. Its output is the one that the
+# page shows.
 
 use strict;
 use warnings;

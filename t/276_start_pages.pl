@@ -1,5 +1,5 @@
-# The SQL of docs/three-nodes.md, typed as it stands there: it prints what the page shows. 168 has
-# docs/two-nodes.md, 183 the README.
+# The SQL of docs/three-nodes.md, run as written: its output is the one that the page shows. Test
+# 168 has docs/two-nodes.md, 183 the README.
 
 use strict;
 use warnings;
@@ -32,7 +32,7 @@ sub have_all
 for my $part (parts('docs/three-nodes.md'))
 {
 	have_all();
-	# The view shows a member as active when this node has heard so.
+	# The view shows a member as active when this node has received that.
 	if ($part->{sql} =~ /group_nodes/)
 	{
 		my $all = q[select count(*) filter (where state = 'active') = 3 from braid.group_nodes];

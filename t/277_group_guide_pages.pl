@@ -1,5 +1,5 @@
-# The SQL of the pages of the guide that begin with a group of three, typed as it stands there: it
-# prints what the page shows. docs/group.md has a test of its own, 240.
+# The SQL of the guide's pages that begin with a group of three, run as written: its output is the
+# one that the pages show. docs/group.md has a test of its own, 240.
 
 use strict;
 use warnings;
@@ -45,7 +45,7 @@ for my $page (qw(group-rules sequences lost-node))
 			$node{oslo}->stop('immediate');
 			@live = qw(tokyo paris);
 		}
-		# The group is asked at one node, and heard of at the others.
+		# The group is called at one node, and the others learn of it.
 		becomes_so('tokyo', 'select count(*) = ' . @live . ' from braid.group_nodes', 'tokyo knows who is a member') if $part->{sql} =~ /from braid\.group_nodes/;
 		becomes_so('paris', q[select count(*) filter (where state = 'done') = 2 from braid.recovery], 'the recovery ends') if $part->{sql} =~ /from braid\.recovery/;
 		run_and_compare($part, 'shop', \%node);

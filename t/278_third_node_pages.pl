@@ -1,5 +1,5 @@
-# The SQL of the pages about a third node without a group, typed as it stands there: it prints what
-# the page shows.
+# The SQL of the pages about a third node without a group, run as written: its output is the one
+# that the pages show.
 
 use strict;
 use warnings;

@@ -1,6 +1,6 @@
-# Versioned transactions on one node: who waits for whom, and what ends a wait. Transactions that
-# declare their tables run as if one after the other, and none of them fails for that; what they
-# hold is released by a rollback, an error, the end of a session and of a process.
+# Versioned transactions on one node: which transactions wait for which, and what ends a wait.
+# Transactions that declare their tables run as if one after the other, and none of them fails for
+# that. A rollback, an error, and the end of a session or process release what they hold.
 
 use strict;
 use warnings;
@@ -71,8 +71,8 @@ sub nobody_waits
 
 my ($one, $two, $three) = map { session() } 1 .. 3;
 
-# What it is for. T1 takes from the stock as much as the accounts have, T2 the reverse. Either order
-# is right; both from before is not.
+# The purpose. T1 takes from the stock as much as the accounts have, T2 the reverse. The results of
+# either order are right; if both read the old values, the result is wrong.
 my $take_stock = 'update %1$sstock set amount = amount - (select amount from %1$saccounts)';
 my $take_accounts = 'update %1$saccounts set amount = amount - (select amount from %1$sstock)';
 run($_, 'begin isolation level repeatable read') for $one, $two;
@@ -92,7 +92,7 @@ is(run($two, 'commit'), '', 'and commits');
 is(sql($tokyo, 'select s.amount, a.amount from stock s, accounts a'), '90|-80', 'they ran one after the other');
 nobody_waits('nobody waits then');
 
-# A reader waits, and nobody waits for a reader.
+# A reader waits, and no session waits for a reader.
 begin_with($one, 'write stock');
 run($one, 'update stock set amount = 50');
 is(begin_with($three, 'read accounts'), '', 'a reader of another table does not wait');
@@ -222,7 +222,7 @@ like(run($one, 'explain (analyze, costs off, timing off, summary off) select sum
 is(run($one, 'select sum(amount) from stock'), '80', 'and gives its result');
 run($one, 'commit');
 
-# The versions process ends: numbers that it has given are void, and requests are made anew.
+# The versions process ends: numbers that it has assigned are void, and requests are made again.
 my $process = q[select pid from pg_stat_activity where backend_type = 'braid versions'];
 begin_with($one, 'write stock');
 run($one, 'update stock set amount = 0');

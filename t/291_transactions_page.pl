@@ -1,4 +1,4 @@
-# The SQL of docs/transactions.md, typed as it stands there, and what the page says that it returns.
+# The SQL of docs/transactions.md, run as written, and the results that the page states.
 
 use strict;
 use warnings;

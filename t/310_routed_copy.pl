@@ -1,7 +1,7 @@
-# The initial copy of a routed table takes the rows that belong to the subscriber, and no others:
-# whatever the names of node, schema, table and columns are, and whoever owns the table. A table
-# without a guard of its own is copied whole. So is every table of a provider that lacks
-# braid.is_at. The decisions are those of functions that this test makes.
+# The initial copy of a routed table takes the rows that belong to the subscriber, and no others,
+# with any names of node, schema, table and columns, and any owner of the table. A table without a
+# guard of its own is copied whole. So is every table of a provider that lacks braid.is_at.
+# Functions of this test make the decisions.
 
 use strict;
 use warnings;
@@ -52,7 +52,7 @@ sql($tokyo, q[
 
 my $rows = q[select (select count(*) from orders), (select count(*) from "Sh'op (x"."or""ders)"), (select count(*) from alike), (select count(*) from other)];
 
-# Nobody routes at a provider that can't say which rows belong to a node.
+# Tables can't be routed at a provider that can't say which rows belong to a node.
 sql($tokyo, q[alter extension braid drop function braid.is_at(text, regclass, "any", "any", timestamptz);
 	drop function braid.is_at(text, regclass, "any", "any", timestamptz)]);
 subscribe($paris, $tokyo);
@@ -84,7 +84,7 @@ is(sql($paris, q[select bool_and(id % 2 = 0 and v = repeat('x', id::int)) from o
 is(sql($odd, q[select bool_and(id % 3 = 0) from "Sh'op (x"."or""ders)"]), 't', 'of the odd table, too');
 is(sql($paris, q[select rows_total from braid.subscription_tables where relation = 'orders'::regclass]), '150', 'the others are not counted');
 
-# A guard that can't be asked stops the copy: nothing is copied in place of it.
+# A guard that can't be called stops the copy: nothing is copied in its place.
 sql($tokyo, 'create or replace function braid.is_at(node text, relation regclass, tenant bigint, record bigint, created timestamptz) returns boolean language sql stable as $$ select 1 / 0 = 1 $$');
 my $more = new_node('more', publication => '');
 sql($more, $tables);

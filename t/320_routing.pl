@@ -1,6 +1,6 @@
-# A routed table: each row is on one node of three, as all decide alike; rows of others are refused.
-# A rule spreads a tenant's new rows, and no row moves. Without a majority no row is created whose
-# place could change.
+# A routed table: each row is on one node of three, and all nodes decide alike; rows of other nodes
+# are refused. A rule spreads a tenant's new rows, and no row moves. Without a majority no row is
+# created whose place could change.
 
 use strict;
 use warnings;
@@ -19,7 +19,7 @@ my ($tokyo, $paris, $oslo) = my @all = group([qw(tokyo paris oslo)], q{
 my %named = map { $_->name => $_ } @all;
 my $route = q[select braid.route_table('orders', tenant => 'tenant_id', record => 'order_id', created => 'created_at', shards => 16];
 
-# The node of a row, as `braid.route` on a node says.
+# The node of a row, by `braid.route` on a node.
 sub home { my ($node, $tenant, $record, $created) = @_; return sql($node, "select nodes[1] from braid.route('orders', '$tenant', '$record', '$created')"); }
 sub rows { my ($node, $where) = @_; return sql($node, "select count(*) from orders" . ($where ? " where $where" : '')); }
 # Every row of all nodes, with the node that has it.
@@ -54,7 +54,7 @@ sub at_home
 	return;
 }
 
-# What is refused.
+# Refused calls.
 like(refusal($tokyo, "$route)"), qr/^psql.*table public.orders has rows.*HINT:  Use existing => 'move'/s, 'rows are refused without move');
 like(refusal($tokyo, q[select braid.route_table('orders', 'item', 'order_id', 'created_at')]), qr/ERROR/, 'an expression that is in no key');
 like(refusal($tokyo, "$route, existing => 'x')"), qr/invalid value "x" for existing/, 'a word that is none');
@@ -147,7 +147,7 @@ sql($oslo, q[select braid.group_route_guard('public.orders')]);
 is(sql($oslo, $findings), '', 'it is there again');
 sql($oslo, q[alter table orders drop constraint gone]);
 
-# What a restarted server and a killed worker know.
+# State after a restart of a server and a killed worker.
 $paris->restart;
 my $worker = sql($oslo, q[select pid from pg_stat_activity where backend_type like 'braid group%' and datname = 'postgres' limit 1]);
 sql($oslo, "select pg_terminate_backend($worker)") if $worker;

@@ -1,4 +1,4 @@
-# The SQL of docs/routing.md, typed as it stands there.
+# The SQL of docs/routing.md, run as written.
 
 use strict;
 use warnings;

@@ -1,6 +1,6 @@
-# Shards of a routed table move between nodes while rows are written: none is lost, none is there
-# twice, large values come along. A node dies in the middle, a node joins and gets shards, and a
-# node is lost with its shards.
+# Shards of a routed table move between nodes while rows are written: none is lost or doubled, and
+# large values come along. A node dies in the middle, a node joins and gets shards, and a node is
+# lost with its shards.
 
 use strict;
 use warnings;
@@ -48,7 +48,7 @@ is(sound('at first'), 200, 'all are there');
 sub set_of { my ($node) = @_; return sql($tokyo, "select node_set from braid.shards where nodes = '{" . $node->name . "}' limit 1"); }
 sub shards_of { my ($node) = @_; return split /\n/, sql($tokyo, "select shard from braid.shards where nodes = '{" . $node->name . "}' order by 1"); }
 
-# What is refused.
+# Refused calls.
 my ($first, @rest) = shards_of($tokyo);
 my $there = set_of($paris);
 like(refusal($tokyo, "select braid.move_shard('orders', 99, $there)"), qr/has no shard 99.*HINT/s, 'a shard that is none');

@@ -1,6 +1,6 @@
-# A routed table of two nodes a set, on four nodes, under load: rules come, servers and workers are
-# killed. Each row that was accepted is on both nodes of its set and on no other one, and all
-# nodes agree where.
+# A routed table with sets of two nodes, on four nodes, under load: rules are added, servers and
+# workers are killed. Each accepted row is on both nodes of its set and on no other one, and all
+# nodes agree on the place of each row.
 
 use strict;
 use warnings;
@@ -49,7 +49,7 @@ for my $round (1 .. 6)
 	{
 		attempt($all[$victim], q[select pg_terminate_backend(pid) from pg_stat_activity where backend_type like 'braid group%']);
 	}
-	# Three of four are a majority: rules go on.
+	# Three of four are a majority: rules can still be added.
 	my ($status) = attempt($all[0], "select braid.add_routing_rule('orders', " . 2**(1 + int(rand(5))) . ", '{" . (1 + int(rand(4))) . "}')");
 	$rules++ if $status == 0;
 	if ($round % 2)

@@ -1,5 +1,5 @@
-# What the scenario tests share: nodes with the right settings, subscriptions between them, waiting
-# until they have caught up, and comparing them.
+# Shared code of the scenario tests: nodes with the right settings, subscriptions between them,
+# waiting until they have caught up, and comparing them.
 
 package Braid;
 
@@ -24,7 +24,7 @@ our @EXPORT = qw(
   wait_until attempt kill_process restart_crashed write_by_hand
 );
 
-# The time that a session's query may take is not what the session may last.
+# The time limit of a session's query does not limit the session.
 {
 	no warnings 'redefine';
 	my $background_psql = \&PostgreSQL::Test::Cluster::background_psql;
@@ -41,11 +41,11 @@ our @EXPORT = qw(
 	};
 }
 
-# Every node of this test, and who subscribes to whom: $subscription{subscriber}{provider} = name.
+# Every node of this test, and its subscriptions: $subscription{subscriber}{provider} = name.
 my @nodes;
 my %subscription;
 
-# A running server with Braid's settings and no extension yet.
+# Starts a server with Braid's settings and without the extension.
 #   init => [arguments of initdb]   conf => "more settings"
 sub new_server
 {
@@ -78,8 +78,8 @@ CONF
 	return $node;
 }
 
-# A node: the extension, its name, and a publication of all tables unless publication => '' or
-# another clause is given.
+# Creates a node: the extension, its name, and a publication of all tables unless publication => ''
+# or another clause is given.
 sub new_node
 {
 	my ($name, %opt) = @_;
@@ -100,9 +100,9 @@ sub dsn
 	return $node->connstr('postgres');
 }
 
-# Subscribe and wait until the copy is done and changes stream. What else is given becomes a named
-# argument of create_subscription, as SQL text; name =>, wait => 0 and dsn => another way to the
-# provider are this function's own.
+# Subscribes, and waits until the copy is done and changes stream. Further options become named
+# arguments of create_subscription, as SQL text. This function's own options are name =>, wait => 0
+# and dsn => another way to the provider.
 sub subscribe
 {
 	my ($subscriber, $provider, %opt) = @_;
@@ -116,8 +116,8 @@ sub subscribe
 	return $name;
 }
 
-# Alter a running subscription in what only a new leader knows, and wait for that: until then
-# changes come as before.
+# Alters a running subscription in an option that only takes effect in a new leader, and waits for
+# that leader: until then changes come as before.
 sub alter_running
 {
 	my ($subscriber, $name, $options) = @_;
@@ -127,8 +127,8 @@ sub alter_running
 	return wait_until(sub { my $now = $subscriber->safe_psql('postgres', $leader_pid); $now && $now ne $leader }, 30);
 }
 
-# Disable a subscription, and wait until it has no process any more: what is written from then on
-# does not come here.
+# Disables a subscription, and waits until it has no process any more: later changes of the provider
+# do not come here.
 sub disable
 {
 	my ($subscriber, $name) = @_;
@@ -137,7 +137,7 @@ sub disable
 	return;
 }
 
-# The same SQL on each node.
+# Runs SQL on each node.
 sub on_all
 {
 	my ($sql, @on) = @_;
@@ -145,8 +145,8 @@ sub on_all
 	return;
 }
 
-# SQL that has a function of its own asked about each conflict in a table, which keeps the newest
-# row, as is done where none is asked.
+# Returns SQL that sets a conflict function for each conflict in a table. The function keeps the
+# newest row, as is done without one.
 sub keep_newest
 {
 	my ($table) = @_;
@@ -166,7 +166,7 @@ sub keep_newest
 	];
 }
 
-# Wait until the subscriber has confirmed everything that is committed at the provider now.
+# Waits until the subscriber has confirmed everything that is committed at the provider now.
 sub caught_up
 {
 	my ($subscriber, $provider) = @_;
@@ -176,8 +176,8 @@ sub caught_up
 	return;
 }
 
-# One statement that waits at the server. Each look is a transaction of its own, and later ones come
-# less often. Of the time between two looks five seconds count at most, as in Session::patience.
+# Waits in one statement at the server. Each check is a transaction of its own, and the pauses
+# between them grow. At most five seconds count between two checks, as in Session::patience.
 sub wait_for_position
 {
 	my ($provider, $name, $lsn) = @_;
@@ -211,8 +211,8 @@ sub wait_for_position
 	return;
 }
 
-# Up to where WAL has to be read for all that is committed. Asynchronous commits, appliers' among
-# them, are written a moment later; a commit that is not has them written.
+# Returns the position up to which WAL has to be read for everything that is committed. Asynchronous
+# commits, such as those of appliers, are flushed a moment later; a synchronous commit flushes them.
 sub end_of_commits
 {
 	my ($node) = @_;
@@ -227,7 +227,7 @@ sub end_of_commits
 	]))[-1];
 }
 
-# Wait until every one of these nodes has what every other one of them has committed.
+# Waits until each of these nodes has what all others have committed.
 sub converged
 {
 	my (@among) = @_;
@@ -241,7 +241,7 @@ sub converged
 	return;
 }
 
-# A row of braid.subscription_status, by column name.
+# Returns a row of braid.subscription_status, by column name.
 sub status
 {
 	my ($node, $name) = @_;
@@ -250,7 +250,7 @@ sub status
 	return { map { /^([^=]+)=(.*)$/s ? ($1 => $2) : () } split /\n/, $row };
 }
 
-# One test: the subscription streams, or does soon. It shows as catching up until the provider's
+# One test: the subscription streams, now or soon. Its state is catching up until the provider's
 # next sign of life.
 sub streams
 {
@@ -260,7 +260,7 @@ sub streams
 	return is($state, 'streaming', $what);
 }
 
-# One test: what the query gives, or does soon.
+# One test: the query has this result, now or soon.
 sub becomes
 {
 	my ($node, $sql, $expected, $what) = @_;
@@ -269,7 +269,7 @@ sub becomes
 	return is($got, $expected, $what);
 }
 
-# Number of rows and a checksum of a table's contents, whatever the order of rows.
+# Returns the number of rows and a checksum of a table, whatever the order of rows.
 sub digest
 {
 	my ($node, $table) = @_;
@@ -277,7 +277,7 @@ sub digest
 		"select count(*), md5(coalesce(string_agg(r, E'\\n' order by r collate \"C\"), '')) from (select t::text as r from $table t) t");
 }
 
-# One test for each table: the same on all of these nodes.
+# One test for each table: its contents are the same on all of these nodes.
 sub same_tables
 {
 	my ($on, @tables) = @_;
@@ -307,8 +307,8 @@ sub diag_difference
 	return;
 }
 
-# Processes by backend_type: 'braid leader', 'braid applier', 'braid manager', 'braid supervisor',
-# 'walsender'; not the session that asks.
+# Returns the pids of processes by backend_type: 'braid leader', 'braid applier', 'braid manager',
+# 'braid supervisor', 'walsender'. Without the session that asks.
 sub worker_pids
 {
 	my ($node, $type) = @_;
@@ -316,7 +316,7 @@ sub worker_pids
 	return $status == 0 ? split /\n/, $out : ();
 }
 
-# The processes of that type, once there are any; none when there are none after so many seconds.
+# Returns the pids of that type once there are any; none if there are none after that many seconds.
 sub wait_for_worker
 {
 	my ($node, $type, $seconds) = @_;
@@ -325,7 +325,7 @@ sub wait_for_worker
 	return @pids;
 }
 
-# pgbench in the background; -n because a vacuum would truncate pgbench_history.
+# Starts pgbench in the background; -n because a vacuum would truncate pgbench_history.
 sub start_pgbench
 {
 	my ($node, @arguments) = @_;
@@ -336,7 +336,7 @@ sub start_pgbench
 	return { run => $run, out => \$out, err => \$err, node => $node };
 }
 
-# Wait for it, test that it went well, return the number of its transactions.
+# Waits for pgbench, tests that it succeeded, and returns the number of its transactions.
 sub finish_pgbench
 {
 	my ($bench) = @_;
@@ -346,10 +346,10 @@ sub finish_pgbench
 	return $n // 0;
 }
 
-# Whether the condition came true. Up to five seconds are meant as they are: a look at what need not
-# happen. More are a bound that only a failure meets, so it is that of all tests,
-# PG_TEST_TIMEOUT_DEFAULT, where that is longer. A condition that takes long is looked at less and
-# less often.
+# Waits for a condition, and returns whether it became true. A limit of up to five seconds is kept:
+# it is for an event that need not happen. A longer limit is reached only by a failure, so it is
+# PG_TEST_TIMEOUT_DEFAULT if that is longer. A condition that takes long is checked less and less
+# often.
 sub wait_until
 {
 	my ($condition, $seconds) = @_;
@@ -370,8 +370,8 @@ sub wait_until
 	}
 }
 
-# The status and the output of SQL on a server that may be killed meanwhile: another status than 0
-# for whatever goes wrong, also when psql ends before it has read what it is to run, which the class
+# Returns status and output of SQL on a server that may be killed meanwhile. The status is not 0 for
+# any failure. That includes a psql that ends before it has read its input, which PostgreSQL's class
 # takes for an error of the test.
 sub attempt
 {
@@ -381,8 +381,8 @@ sub attempt
 	return ($status // -1, $out // '');
 }
 
-# kill -9 of a process of a server, which takes down all others. Returns once the server serves
-# again: a postmaster that has not noticed yet lets sessions in.
+# Kills a process of a server with kill -9, which takes down all others. Returns once the server
+# serves again: a postmaster that has not noticed yet still accepts sessions.
 sub kill_process
 {
 	my ($node, $pid, $seconds) = @_;
@@ -393,24 +393,24 @@ sub kill_process
 		}, $seconds // 60);
 }
 
-# Start a node whose postmaster was killed: its orphans hold shared memory for a moment.
+# Starts a node whose postmaster was killed: its orphans hold shared memory for a moment.
 sub restart_crashed
 {
 	my ($node) = @_;
-	# A failed attempt leaves the dead postmaster's pid with the object, which then believes to be
+	# A failed start leaves the dead postmaster's pid in the object, which then takes the server for
 	# running.
 	my $started = wait_until(sub { $node->{_pid} = undef; forget_postmaster($node); $node->start(fail_ok => 1) }, 30);
 	return if $started;
-	# What is left of the server that was killed holds its memory: a process that has not noticed,
-	# and what it waits for.
+	# Remaining processes of the killed server hold its memory: one that has not noticed yet, and
+	# what it waits for.
 	my $name = $node->name;
 	diag($_) for grep { /postgres: $name: / } split /\n/, `ps -eo pid,ppid,stat,etimes,wchan:30,args`;
 	BAIL_OUT_of_test("$name does not start again");
 	return;
 }
 
-# Where many processes come and go, another one may have the number of a postmaster that was killed,
-# and the server would take it for that.
+# Removes the pid file of a killed postmaster. If many processes start and end, another one may have
+# its number, and the server would take that for the postmaster.
 sub forget_postmaster
 {
 	my ($node) = @_;
@@ -418,12 +418,12 @@ sub forget_postmaster
 	my ($pid) = -e $file ? slurp_file($file) =~ /^(\d+)/ : ();
 	return if !$pid || !-r "/proc/$pid/cmdline";
 	my $command = eval { slurp_file("/proc/$pid/cmdline") } // '';
-	# A process that is just ending has none.
+	# A process that is just ending has no command line.
 	unlink $file if $command ne '' && index($command, $node->data_dir) < 0;
 	return;
 }
 
-# Give this file up, not the whole run.
+# Gives up this file, not the whole run.
 sub BAIL_OUT_of_test
 {
 	my ($why) = @_;
@@ -432,13 +432,14 @@ sub BAIL_OUT_of_test
 	exit 1;
 }
 
-# Runs before Cluster's own END, so the servers are still there to be asked.
+# Runs before Cluster's own END, while the servers can still be queried.
 END
 {
 	my $status = $?;
 	for my $node (@nodes)
 	{
-		# A fault that no comparison of tables shows. Processes that a test kills end by signal 9.
+		# Finds a fault that no comparison of tables shows. Processes that a test kills end by
+		# signal 9.
 		my %seen;
 		my @faults = grep { !$seen{ s/^.*?(?=WARNING|PANIC|LOG|TRAP)//r }++ }
 		  grep { /(?:reference|refcount) leak|resource was not closed|PANIC:|TRAP:|terminated by signal (?:4|6|7|8|11)\b/ }
@@ -455,13 +456,13 @@ END
 			my ($ok, $out) = eval { $node->psql('postgres', 'select * from braid.subscription_status', extra_params => ['-x'], timeout => 5) };
 			diag '--- ' . $node->name . ': braid.subscription_status';
 			diag $out // '(not available)';
-			# A subscription that does not go on waits for something, and so may whoever looks at
-			# it.
+			# A subscription that does not go on waits for something, and queries about it may have
+			# to wait too.
 			(undef, $out) = eval { $node->psql('postgres', q[select backend_type, pid, wait_event_type, wait_event, pg_blocking_pids(pid), now() - xact_start, left(query, 80) from pg_stat_activity where (xact_start is not null or backend_type ~ '^braid') and pid <> pg_backend_pid() order by 1, 2], timeout => 5) };
 			diag '--- ' . $node->name . ': what its processes wait for';
 			diag $out // '(not available)';
-			# Each message once, the last ones first found: a loop of retries would hide what came
-			# before it.
+			# Each message once, searched from the end: a loop of retries would hide earlier
+			# messages.
 			my (%seen, @log);
 			for my $line (reverse split /\n/, slurp_file($node->logfile))
 			{

@@ -1,5 +1,5 @@
-# Tables of every kind, random changes of few of their rows, and whether two nodes have the same of
-# them: for tests of how a backlog is applied.
+# Tables of every kind, random changes of few of their rows, and a comparison of two nodes: for
+# tests of how a backlog is applied.
 
 package Churn;
 
@@ -12,11 +12,12 @@ use Test::More;
 
 our @EXPORT = qw(@keyed churn_tables backlog same_churn triggers_did next_xid sound);
 
-# What both have. Each table has a tally, counted up with each change, so that triggers there can be
-# held against it.
+# Tables that both nodes have. Each has a tally that counts its changes, so that the work of
+# triggers can be compared with it.
 our @keyed = qw(plain always replica checked generated defaulted parted expressed toasted texty composite);
 
-# Make the tables at the provider and the subscriber, which has triggers, CHECKs and so on.
+# Creates the tables at the provider and at the subscriber, which also has triggers, CHECKs and so
+# on.
 sub churn_tables
 {
 	my ($provider, $subscriber) = @_;
@@ -98,7 +99,7 @@ sub churn_tables
 	return;
 }
 
-# Everything that the provider commits in the meantime is a backlog of this subscription.
+# Disables the subscription while the code runs: the provider's commits become a backlog.
 sub backlog
 {
 	my ($provider, $subscriber, $name, $work) = @_;
@@ -110,7 +111,7 @@ sub backlog
 	return;
 }
 
-# What both nodes have of the tables.
+# Tests that both nodes have the same contents of the tables.
 sub same_churn
 {
 	my ($provider, $subscriber) = @_;
@@ -123,7 +124,7 @@ sub same_churn
 	return;
 }
 
-# What this node adds to rows is there.
+# Tests that the values that this node's triggers add are there.
 sub triggers_did
 {
 	my ($provider, $subscriber) = @_;
@@ -138,7 +139,7 @@ sub triggers_did
 
 sub next_xid { return $_[0]->safe_psql('postgres', 'select pg_snapshot_xmax(pg_current_snapshot())') }
 
-# Indexes hold what tables hold.
+# Tests that indexes have the contents of their tables.
 sub sound
 {
 	my ($node, $when) = @_;

@@ -1,11 +1,11 @@
 # Three nodes that all write and replicate to each other, each on a clock of its own that is set
 # while it runs.
 #
-#   my ($clocks, @nodes) = nodes_on_clocks($conf); tokyo, paris and oslo, with tables item and hot;
-#   skips the test without a C compiler write_while_clocks_step($clocks, \@nodes, $script, 15);
-#   pgbench with that script on each, "%s" in it being the node's name, for so many seconds;
-#                                                            then hot is the same on all of them,
-#                                                            and clocks are right
+#   my ($clocks, @nodes) = nodes_on_clocks($conf);
+#       tokyo, paris and oslo, with tables item and hot; skips the test without a C compiler
+#   write_while_clocks_step($clocks, \@nodes, $script, 15);
+#       pgbench with that script on each, for 15 seconds; "%s" in it is the node's name. Then hot is
+#       the same on all nodes, and the clocks are right again.
 
 package Clocks;
 
@@ -25,7 +25,7 @@ my @names = qw(tokyo paris oslo);
 
 sub sql { my ($node, $sql) = @_; return $node->safe_psql('postgres', $sql); }
 
-# Let a node's subscription from another one run, or not.
+# Enables or disables a node's subscription to another one.
 sub link_up
 {
 	my ($node, $from, $up) = @_;

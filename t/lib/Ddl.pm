@@ -1,4 +1,4 @@
-# Nodes that send each other statements that change the schema, and the comparison of their schemas.
+# Nodes that send each other schema changes, and the comparison of their schemas.
 
 package Ddl;
 
@@ -14,7 +14,7 @@ use Test::More;
 
 our @EXPORT = qw(ddl_nodes enable sql raised schema_of same_schema ddl_log all_stream);
 
-# Nodes of these names, each of which receives from all others.
+# Creates nodes of these names, each of which subscribes to all others.
 sub ddl_nodes
 {
 	my ($names, %opt) = @_;
@@ -32,7 +32,7 @@ sub ddl_nodes
 	return @nodes;
 }
 
-# Each a node and a subscription of it.
+# Each argument is a node and a subscription of it.
 sub enable { sql($_->[0], "select braid.enable_subscription('$_->[1]')") for @_; return; }
 
 sub sql
@@ -41,7 +41,7 @@ sub sql
 	return $node->safe_psql('postgres', $sql);
 }
 
-# What a statement raises.
+# Returns the error of a statement.
 sub raised
 {
 	my ($node, $sql) = @_;
@@ -49,22 +49,22 @@ sub raised
 	return $err;
 }
 
-# The schema as pg_dump writes it.
+# Returns the schema as pg_dump writes it.
 sub schema_of
 {
 	my ($node) = @_;
 	my ($out, $err) = run_command([ 'pg_dump', '-s', '-d', $node->connstr('postgres') ]);
 	die "pg_dump: $err" if $err =~ /error/;
-	# Columns of a table may stand in another order, as two nodes may have added them at once.
+	# Columns of a table may have another order, because two nodes may have added them at once.
 	return join "\n", grep { !/^(\\(un)?restrict|--|$)/ } split /\n/, $out;
 }
 
-# One test: all of these nodes have one schema.
+# One test: all of these nodes have the same schema.
 sub same_schema
 {
 	my ($what, @nodes) = @_;
 	my ($first, @others) = @nodes;
-	# What a node runs by itself comes to its end after the stream has gone on.
+	# Statements that each node runs by itself end after the stream has gone on.
 	for my $node (@nodes)
 	{
 		wait_until(sub { sql($node, q[select count(*) from braid.ddl_log where state in ('waiting', 'running')]) eq '0' }, 60);
@@ -89,7 +89,7 @@ sub diag_lines
 	return;
 }
 
-# State and tag of what a node has noted, the oldest first.
+# Returns state and tag of the statements that a node has recorded, the oldest first.
 sub ddl_log
 {
 	my ($node, $where) = @_;

@@ -1,10 +1,11 @@
-# A clock of its own for a server, which can be set while it runs: whatever asks PostgreSQL for the
-# time gets that of the machine, moved.
+# A clock of its own for a server, which can be set while it runs. Every process that reads the time
+# gets the machine's time plus an offset.
 #
-#   my $clock = FakeClock->new;                         or undef, without a C compiler
-#   my $node = $clock->over(sub { new_node('tokyo') }); servers that are started, or started again,
-#   in there have it $clock->set(-3.5) seconds, from now on $clock->sleep(3600) as though the
-#   machine had slept so long: only the clock that counts that moves
+#   my $clock = FakeClock->new;                         undef without a C compiler
+#   my $node = $clock->over(sub { new_node('tokyo') }); servers that the code starts have the clock
+#   $clock->set(-3.5)                                   offset in seconds, from now on
+#   $clock->sleep(3600)                                 as if the machine had slept that long: only
+#                                                       the clock that counts sleep moves
 
 package FakeClock;
 
@@ -88,7 +89,7 @@ sub sleep { my ($self, $seconds) = @_; return $self->put(1, $seconds); }
 sub put
 {
 	my ($self, $place, $seconds) = @_;
-	# Never shorter than what is mapped.
+	# Never shorter than the mapping.
 	open my $file, '+<', $self->{file} or die "cannot open $self->{file}: $!";
 	seek $file, 8 * $place, 0;
 	syswrite $file, pack 'q', $seconds * 1_000_000;

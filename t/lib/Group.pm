@@ -1,10 +1,12 @@
 # Groups of nodes: made, joined, and caught up with.
 #
-#   my ($tokyo, $paris, $oslo) = group([qw(tokyo paris oslo)], $setup) of the nodes with these
-#   names; SQL that the first one runs before joined(@nodes) each has joined, and changes stream
-#   have_all(@nodes) each has what each other one has committed by now sql($node, $sql),
-#   refusal($node, $sql) what it returns; its error, with detail and hint keeps($node, 2) the node
-#   keeps changes of so many others
+#   my ($tokyo, $paris, $oslo) = group([qw(tokyo paris oslo)], $setup)
+#                            makes nodes with these names; the first one runs the SQL before
+#   joined(@nodes)           each has joined, and changes stream
+#   have_all(@nodes)         each has what each other one has committed by now
+#   sql($node, $sql)         result of SQL
+#   refusal($node, $sql)     error of SQL, with detail and hint
+#   keeps($node, 2)          the node keeps changes for that many others
 
 package Group;
 
@@ -19,7 +21,7 @@ our @EXPORT = qw(group join_group joined have_all sql look refusal keeps);
 
 sub sql { my ($node, $sql) = @_; return $node->safe_psql('postgres', $sql); }
 
-# Of a server that may be starting: nothing then.
+# Returns the result of SQL; undef while the server is starting.
 sub look { my ($node, $sql) = @_; my ($status, $out) = attempt($node, $sql); return $status == 0 ? $out : undef; }
 
 sub refusal
@@ -51,8 +53,7 @@ sub joined
 sub group
 {
 	my ($names, $setup, %opt) = @_;
-	# Each by an initdb of its own: servers that begin as copies of one are not believed to be
-	# several.
+	# An initdb for each: servers that begin as copies of one are not taken for different ones.
 	my ($first, @others) = my @all = map { new_server($_, init => ['--data-checksums'], %opt) } @$names;
 	sql($_, 'create extension braid') for @all;
 	sql($first, $setup);

@@ -1,9 +1,9 @@
-# For tests that kill -9 processes of a provider and its subscriber under load: a load of every
-# kind, the kills, and whether each transaction took effect once.
+# For tests that kill -9 processes of a provider and its subscriber under load: the load, the kills,
+# and the check that each transaction took effect once.
 #
-# A row of the ledger and one step of a counter are one transaction: the counter is compared with
-# how often it was incremented by a transaction that committed. The ledger has no key, so what came
-# twice would be there twice. What was rolled back has an id below 0.
+# Each transaction adds a row to the ledger and one to a counter. The counter must equal the number
+# of committed transactions. The ledger has no key, so a transaction that was applied twice would be
+# there twice. Rows of rolled back transactions have an id below 0.
 
 package Kill;
 
@@ -21,7 +21,7 @@ use Time::HiRes qw(sleep time);
 our @EXPORT = qw(kill_seed ledger_tables start_load start_loop start_checkpoints hold_up stop_load kill_one kill_processes every_kind start_tally look applied goes_on each_once kill_in_mode);
 
 my %script = (
-	# By one, in two steps.
+	# Adds one, in two steps.
 	small => q[
 \set k random(1, 40)
 \set i random(1, 50)
@@ -32,7 +32,8 @@ update counter set n = n - 2 where k = :k;
 update item set n = n + 1 where k = :i;
 commit;
 ],
-	# To another key, gone, and here again; what is rolled back to a savepoint never was.
+	# A row gets another key, is deleted, and comes back. Changes that are rolled back to a
+	# savepoint must not arrive.
 	moving => q[
 \set k random(1, 40)
 \set i random(1, 50)
@@ -68,12 +69,12 @@ commit;
 
 my $dir = PostgreSQL::Test::Utils::tempdir();
 my @loops;
-# Nodes that have no limit for crashes at one transaction.
+# Nodes without a limit for crashes at one transaction.
 my %unlimited;
-# The process that was killed last at each node, and where its log was then.
+# The last process that was killed at each node, and the end of its log at that time.
 my %last_killed;
 
-# The seed of what is chosen at random, told to whom wants to repeat it.
+# Prints the seed of random choices, so that a run can be repeated.
 sub kill_seed
 {
 	my $seed = $ENV{BRAID_TEST_SEED} // int(rand(1_000_000));
@@ -82,7 +83,7 @@ sub kill_seed
 	return;
 }
 
-# What the load writes to, on both, with what it changes at the provider.
+# Creates the tables of the load on both nodes, and their first rows at the provider.
 sub ledger_tables
 {
 	my ($provider, $subscriber) = @_;
@@ -101,7 +102,7 @@ sub ledger_tables
 	return;
 }
 
-# A shell command in a loop that does not end when its server does, until stop_load().
+# Runs a shell command in a loop, also while its server is down, until stop_load().
 sub start_loop
 {
 	my ($command) = @_;
@@ -109,7 +110,7 @@ sub start_loop
 	return;
 }
 
-# pgbench in loops: pairs of a script, or its name, and the arguments for pgbench.
+# Runs pgbench in loops. The arguments are pairs of a script, or its name, and options of pgbench.
 sub start_load
 {
 	my ($node, @scripts) = @_;
@@ -122,8 +123,8 @@ sub start_load
 	return;
 }
 
-# A session of the subscriber that holds up some of the transactions for a while, so that others get
-# ahead of them where they may; SELECT .. FOR UPDATE leaves no trace in the data.
+# A session of the subscriber that delays some transactions for a while, so that others get ahead of
+# them in relaxed order. SELECT .. FOR UPDATE leaves no trace in the data.
 sub hold_up
 {
 	my ($node) = @_;
@@ -131,9 +132,9 @@ sub hold_up
 	return;
 }
 
-# Checkpoints all the time. Where a walsender starts to read moves only with what a checkpoint
-# writes, or a server that has lived for 15 seconds: without them each connection would read all WAL
-# of the test again, and be killed before it has come to what is new.
+# Runs checkpoints all the time. The position from which a walsender reads moves only with a
+# checkpoint's record, or after a server has run for 15 seconds. Without them each connection would
+# read all WAL of the test again, and be killed before it reaches new WAL.
 sub start_checkpoints
 {
 	start_loop(sprintf 'psql -qX -h %s -p %s -c checkpoint postgres; sleep 1', $_->host, $_->port) for @_;
@@ -158,12 +159,12 @@ END
 	$? = $status;
 }
 
-# kill -9 of a process of this kind, or of the postmaster, which is started again. False when there
-# is none within 20 seconds.
+# Kills a process of this kind with kill -9, or the postmaster, which is started again. Returns
+# false if there is none within 20 seconds.
 sub kill_one
 {
 	my ($node, $kind) = @_;
-	# Here processes may well be killed at one transaction again and again.
+	# In these tests, processes may be killed at one transaction again and again.
 	if (!$unlimited{ $node->name }++)
 	{
 		$node->append_conf('postgresql.conf', 'braid.max_transaction_crashes = 0');
@@ -176,7 +177,7 @@ sub kill_one
 		delete $last_killed{ $node->name };
 		return 1;
 	}
-	# It may have ended by itself since it was asked for.
+	# The process may have ended by itself since its pid was read.
 	return wait_until(sub {
 		my @pids = worker_pids($node, $kind) or return 0;
 		my $pid = $pids[ int rand @pids ];
@@ -188,9 +189,9 @@ sub kill_one
 	}, 20);
 }
 
-# Every kind of process of either server, for kill_processes(): those that make the subscription go,
-# more often those that work, and what any server has, which brings as much down as a postmaster
-# that is killed. There has to be a session at each all the time.
+# Every kind of process of either server, for kill_processes(): those of the subscription, the
+# working ones more often; and processes of any server, whose death brings down as much as the
+# postmaster's. A session must be open at each node all the time.
 sub every_kind
 {
 	my ($provider, $subscriber) = @_;
@@ -201,12 +202,11 @@ sub every_kind
 	];
 }
 
-# kill -9 of one process after the other: so many `rounds`, or for so many `seconds`, and then until
-# there were `at_least` so many, which is tested, and `enough` is true, with more time between kills
-# and for no more than PG_TEST_TIMEOUT_DEFAULT or four times as long. `kinds` are lists of a node
-# and of kinds of process, or 'postmaster', one of which is chosen at random; each list comes as
-# often as it is there, in random order. `tally` is looked at before each kill. Returns how many
-# were killed.
+# Kills one process after the other with kill -9: `rounds` of them, or for `seconds`. Then it goes
+# on, with longer pauses, until `at_least` were killed, which is tested, and `enough` is true; at
+# most for PG_TEST_TIMEOUT_DEFAULT or four times as long. `kinds` are lists of a node and kinds of
+# processes, or 'postmaster', one of which is chosen at random. The lists are used in random order,
+# each as often as it is given. `tally` is updated before each kill. Returns the number of kills.
 sub kill_processes
 {
 	my ($label, %opt) = @_;
@@ -222,16 +222,16 @@ sub kill_processes
 	my ($round, $all, $missed, %killed, @next) = (0, 0, 0);
 	while ($round < $rounds && (time < $end || (time < $limit && ($all < ($opt{at_least} // 0) || !$enough->()))))
 	{
-		# On a slow machine kills can leave too little time for what is to be seen, and each takes
-		# counters along.
+		# On a slow machine, kills can leave too little time for the expected events, and each
+		# resets counters.
 		last if time >= $end && $all >= ($opt{at_least} // 0) && wait_until(sub { look($opt{tally}) if $opt{tally}; $enough->() }, 5);
 		$round++;
 		sleep 0.2 + rand 0.8;
 		@next = shuffle @$kinds if !@next;
 		my ($node, @of) = @{ shift @next };
 		my $kind = $of[ int rand @of ];
-		# Mostly something has been applied since the last kill, so that it is work that is
-		# interrupted; now and then what is just starting.
+		# Mostly waits until something was applied since the last kill, so that work is interrupted;
+		# now and then kills a process that is just starting.
 		if ($opt{tally})
 		{
 			my $before = applied($opt{tally});
@@ -249,9 +249,9 @@ sub kill_processes
 	return $all;
 }
 
-# What a subscription has done from now on, added up over the restarts of its server, each of which
-# empties the counters of the views: nearly every kill of a process there brings one. What was done
-# between the last look and a restart is not in it.
+# Counts the transactions of a subscription from now on, over the restarts of its server. Each
+# restart empties the counters of the views, and nearly every kill of a process causes one.
+# Transactions between the last look and a restart are not counted.
 sub start_tally
 {
 	my ($subscriber, $name) = @_;
@@ -262,7 +262,7 @@ sub start_tally
 	return $tally;
 }
 
-# How many transactions the tally has.
+# Number of transactions that were counted.
 sub applied
 {
 	my ($tally) = @_;
@@ -271,7 +271,7 @@ sub applied
 	return $all;
 }
 
-# Add what is new. False when there is nobody to ask.
+# Adds new transactions. Returns false if the server can't be queried.
 sub look
 {
 	my ($tally) = @_;
@@ -288,7 +288,7 @@ sub look
 	my %now = map { /^(.+)\|(.*)$/ ? ($1 => $2 || 0) : () } split /\n/, $out;
 	return 0 if $status != 0 || !defined $now{since};
 	my ($since, $most) = delete @now{qw(since most)};
-	# Counters that started anew. An applier's may, while the others go on.
+	# Counters that were reset. An applier's may be, while the others go on.
 	$tally->{last} = {} if $since ne $tally->{since};
 	$tally->{since} = $since;
 	$tally->{most} = $most if $most > $tally->{most};
@@ -301,12 +301,12 @@ sub look
 	return 1;
 }
 
-# It gets through without help.
+# Tests that the subscription gets through without help.
 sub goes_on
 {
 	my ($label, $name, $provider, $subscriber) = @_;
-	# A postmaster that has not noticed yet that one of its processes was killed lets sessions in,
-	# and ends them a moment later.
+	# A postmaster that has not noticed a killed process yet accepts sessions, and ends them a
+	# moment later.
 	for my $node ($provider, $subscriber)
 	{
 		my ($pid, $offset) = @{ delete $last_killed{ $node->name } // next };
@@ -317,7 +317,7 @@ sub goes_on
 	return;
 }
 
-# The load is over: each transaction took effect once.
+# Ends the load, and tests that each transaction took effect once.
 sub each_once
 {
 	my ($nodes, @others) = @_;
@@ -336,13 +336,13 @@ sub each_once
 	return;
 }
 
-# What has to show in the counters of a subscription in that apply mode: a name, and whether it
-# does.
+# Returns what the counters of a subscription must show in that apply mode: a name, and whether it
+# is so.
 sub expected_of
 {
 	my ($mode, $opt, $tally) = @_;
 	my $sum = sub { $tally->{sum}{ $_[0] } // 0 };
-	# One that takes over while others start, or are tried, has a few too.
+	# An applier that takes over while others start, or are tried, has applied a few too.
 	my @busy = grep { $_ > 100 && $_ > applied($tally) / 10 } map { $sum->($_) } grep { /^applier/ } keys %{ $tally->{sum} };
 	my $join = $mode eq 'batch' || $mode eq 'aggregate';
 	my @expected;
@@ -358,10 +358,10 @@ sub expected_of
 	return @expected;
 }
 
-# Kills for twenty seconds (nine in the gate, ten minutes in scripts/soak) while the subscription is
-# in one apply mode and commit order. `opt` are further options of create_subscription, and the
-# setting parallel_apply; of two values in a list the first one counts for half of the time and the
-# second one for the other half.
+# Kills for twenty seconds (nine in the gate, ten minutes in scripts/soak) while the subscription
+# has this apply mode and commit order. `opt` are further options of create_subscription, and the
+# setting parallel_apply. If an option is a list of two values, the first counts for one half of the
+# time and the second for the other.
 sub kill_in_mode
 {
 	my ($mode, $order, %opt) = @_;
@@ -371,8 +371,8 @@ sub kill_in_mode
 	my @values = $changes ? @{ $opt{$changes} } : ();
 	$opt{$changes} = $values[0] if $changes;
 	kill_seed();
-	# A small buffer: what is large is applied while it comes. More appliers have more ahead of the
-	# mark.
+	# A small buffer, so that large transactions are applied while they arrive. With more appliers,
+	# more transactions get ahead of the low-water mark.
 	my $tokyo = new_node('tokyo');
 	my $paris = new_node('paris', publication => '', conf => "braid.apply_buffer_size = 1MB\nbraid.parallel_apply = $opt{parallel_apply}\n" . ($relaxed ? "braid.appliers_per_subscription = 4\n" : ''));
 	ledger_tables($tokyo, $paris);
@@ -382,11 +382,11 @@ sub kill_in_mode
 	start_load($tokyo, small => '-c 2 -R 200', moving => '-c 2 -R 200', large => '-c 1');
 	hold_up($paris) if $relaxed;
 	start_checkpoints($tokyo);
-	# Somebody reads at the subscriber all the time, and is killed too.
+	# Sessions read at the subscriber all the time, and are killed too.
 	start_load($paris, 'select count(*), sum(n) from counter;' => '-c 1 -R 20');
 
 	my $label = "$mode, $order";
-	# What is joined shares keys with most of what follows, so little gets ahead of it.
+	# A batch shares keys with most later transactions, so few get ahead of it.
 	my $is_ahead = sub {
 		my $ahead = () = slurp_file($paris->logfile) =~ /goes on at .* committed already/g;
 		return $ahead > 2 || !$relaxed || $mode ne 'parallel';
@@ -401,13 +401,13 @@ sub kill_in_mode
 			$opt{$changes} = $value;
 			my $sql = $changes eq 'parallel_apply' ? "alter system set braid.parallel_apply = $value" : "select braid.alter_subscription('$name', $changes => $value)";
 			wait_until(sub { (attempt($paris, $sql))[0] == 0 }, 30) or die "cannot change $changes";
-			# A server that is just starting anew reads the file by itself.
+			# A server that is just starting reads the file by itself.
 			wait_until(sub { (attempt($paris, 'select pg_reload_conf()'))[0] == 0 }, 30) or die 'cannot reload';
 		}
 		my $part = $seconds / (@values || 1);
 		my $tally = start_tally($paris, $name);
-		# A kill and what follows it take one to two seconds; where a machine takes longer, the
-		# kills do.
+		# A kill and the restart take one to two seconds. On a slower machine, there are fewer
+		# kills.
 		my $least = int($part / 3);
 		kill_processes($what, between => [ $tokyo, $paris ], kinds => every_kind($tokyo, $paris), seconds => $part, at_least => $least, tally => $tally,
 			enough => sub { $is_ahead->() && !grep { !$_->[1] } expected_of($mode, \%opt, $tally) });

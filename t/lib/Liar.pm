@@ -1,45 +1,44 @@
-# What a provider sends on one connection, with a lie in it: well-formed messages of PostgreSQL's
-# protocol that hold a frame (docs/PROTOCOL.md) which is not what the provider has sent, or not in
-# its place, or a keepalive that is wrong. For a proxy that gets the bytes in between; each lie is
-# told once, with the next message that fits it.
+# Falsifies a provider's stream on one connection: well-formed messages of PostgreSQL's protocol
+# with a frame (docs/PROTOCOL.md) that the provider has not sent, or not at this place, or a
+# keepalive that is wrong. For a proxy that passes the bytes. Each lie is applied once, to the next
+# message that fits.
 #
 #   my $liar = Liar->new;
-#   $bytes = $liar->pass($bytes, \$lie)     what to send on instead; $lie is empty once it is told
-#   $liar->said                             what it was, and forget it
+#   $bytes = $liar->pass($bytes, \$lie)     what to send instead; $lie is empty once it was applied
+#   $liar->said                             the lie that was applied; forgets it
 
 package Liar;
 
 use strict;
 use warnings;
 
-# 'd', length, 'w', two positions and a time: what comes before a frame.
+# 'd', length, 'w', two positions and a time: the bytes before a frame.
 use constant BEFORE_FRAME => 5 + 25;
 
-# Each takes a frame and its records, and returns the frames to send instead of it; nothing: this
-# one does not fit.
+# Each lie takes a frame and its records, and returns the frames to send instead; none if it does
+# not fit this frame.
 my %lie = (
-	# A stream of something else, from its first bytes on.
+	# Another stream, from its first bytes on.
 	signature => sub {
 		my ($frame, @records) = @_;
 		return if $records[0]{tag} ne 'H';
 		substr($frame, 5, 4) = 'JSON';
 		return $frame;
 	},
-	# A record that nobody knows.
+	# A record with an unknown tag.
 	unknown_tag => sub {
 		my ($frame, @records) = @_;
 		my $record = $records[ int rand @records ];
 		substr($frame, $record->{at}, 1) = '?';
 		return $frame;
 	},
-	# The end of a frame is missing; not after a whole record, which would be another frame that is
-	# right.
+	# A frame without its end. Not cut after a whole record: that would be another valid frame.
 	cut => sub {
 		my ($frame, @records) = @_;
 		my $record = $records[ int rand @records ];
 		return substr $frame, 0, $record->{at} + 1 + int rand($record->{size} - 1);
 	},
-	# A record, a name in it, that claim to be longer than memory.
+	# A record, or a name in it, that claims to be longer than memory.
 	long_record => sub {
 		my ($frame, @records) = @_;
 		my $record = $records[ int rand @records ];
@@ -60,32 +59,32 @@ my %lie = (
 	},
 	# Transactions that have come already.
 	again_whole => sub { return is_whole(@_) ? ($_[0]) x 2 : (); },
-	# The first frame of a transaction that takes several, its last one.
+	# The first frame of a transaction of several frames; its last frame.
 	again_begin => sub { return is_begun(@_) ? ($_[0]) x 2 : (); },
 	again_end => sub { return is_ended(@_) ? ($_[0]) x 2 : (); },
 );
 
-# Of a keepalive.
+# Lies about keepalives.
 my %keepalive = (
-	# The end of WAL is where no WAL will ever be.
+	# An end of WAL that WAL will never reach.
 	far_end => sub { my ($message) = @_; substr($message, 6, 8) = "\xff" x 8; return $message; },
-	# An error instead.
+	# An error in place of the keepalive.
 	removed => sub {
 		my $fields = join "\0", 'SERROR', 'VERROR', 'C58P01', 'Mrequested WAL segment 000000010000000000000005 has already been removed', '', '';
 		return 'E' . pack('N', 4 + length $fields) . $fields . 'Z' . pack('N', 5) . 'I';
 	},
 );
 
-# Lies for which a frame has to wait for the one after it.
+# Lies for which a frame has to wait for the next one.
 my %waits = (swap_begin => \&is_begun, swap_whole => \&is_whole);
 
-# It has whole transactions, and perhaps a position.
+# The frame has whole transactions, and perhaps a position.
 sub is_whole { my ($frame, @records) = @_; return $records[0]{tag} eq 'B' && !is_begun(@_); }
 
-# It ends within a transaction.
+# The frame ends within a transaction.
 sub is_begun { my ($frame, @records) = @_; my ($last) = grep { /[BC]/ } map { $_->{tag} } reverse @records; return ($last // '') eq 'B'; }
 
-# It starts within one.
+# The frame starts within a transaction.
 sub is_ended { my ($frame, @records) = @_; my ($first) = grep { /[BC]/ } map { $_->{tag} } @records; return ($first // '') eq 'C'; }
 
 sub new { return bless { buffer => '', copy => 0, held => undef, said => undef }, $_[0]; }
@@ -109,7 +108,7 @@ sub pass
 		last if length($self->{buffer}) < $at + 1 + $length;
 		my $message = substr $self->{buffer}, $at, 1 + $length;
 		$at += 1 + $length;
-		# CopyBothResponse: what follows is the stream.
+		# CopyBothResponse: the stream follows.
 		$self->{copy} = 1 if $type eq 'W';
 		my $is_frame = $self->{copy} && $type eq 'd' && length $message > BEFORE_FRAME && substr($message, 5, 1) eq 'w';
 		my $is_keepalive = $self->{copy} && $type eq 'd' && substr($message, 5, 1) eq 'k';
@@ -119,7 +118,7 @@ sub pass
 	return $out;
 }
 
-# What to send instead of a keepalive.
+# Returns the message to send in place of a keepalive.
 sub keepalive
 {
 	my ($self, $message, $lie) = @_;
@@ -130,7 +129,7 @@ sub keepalive
 	return $change->($message);
 }
 
-# What to send instead of a message with a frame in it.
+# Returns the message to send in place of one with a frame.
 sub frame
 {
 	my ($self, $message, $lie) = @_;
@@ -160,7 +159,7 @@ sub frame
 	return join '', map { 'd' . pack('N', 4 + length($header) + length $_) . $header . $_ } @instead;
 }
 
-# Tag, place and size of each record of a frame.
+# Returns tag, place and size of each record of a frame.
 sub records
 {
 	my ($frame) = @_;

@@ -1,5 +1,5 @@
-# For tests of nodes that all subscribe to each other, are cut off from each other, write, and get
-# what the others wrote in any order.
+# For tests of nodes that all subscribe to each other: the nodes are cut off from each other, write,
+# and then get the others' changes in any order.
 
 package Mesh;
 
@@ -14,10 +14,10 @@ use Test::More;
 our @EXPORT = qw(mesh sql cut heal stream heal_all all_have);
 
 my @nodes;
-# Of each stream its subscriber, its name and its provider.
+# Subscriber, name and provider of each stream.
 my @streams;
 
-# Each of these nodes subscribes to each other one. Returns the streams.
+# Subscribes each of these nodes to each other one. Returns the streams.
 sub mesh
 {
 	@nodes = @_;
@@ -34,7 +34,7 @@ sub mesh
 
 sub sql { my ($node, $sql) = @_; return $node->safe_psql('postgres', $sql); }
 
-# Cut these streams, or all.
+# Cuts these streams, or all.
 sub cut
 {
 	for my $stream (@_ ? @_ : @streams)
@@ -46,7 +46,7 @@ sub cut
 	return;
 }
 
-# Heal these streams, one after the other, each until it has caught up.
+# Heals these streams, one after the other, each until it has caught up.
 sub heal
 {
 	for my $stream (@_)
@@ -60,7 +60,7 @@ sub heal
 
 sub stream { my ($subscriber, $provider) = @_; return grep { $_->[0] == $subscriber && $_->[2] == $provider } @streams; }
 
-# The streams one after the other, in random order, then all.
+# Heals the streams one after the other, in random order, then waits for all.
 sub heal_all
 {
 	heal(shuffle @streams);
@@ -69,7 +69,7 @@ sub heal_all
 	return;
 }
 
-# One test: what a query gives on all nodes. True when it passed.
+# One test: a query has this result on all nodes. Returns true if it passed.
 sub all_have
 {
 	my ($query, $expected, $what) = @_;

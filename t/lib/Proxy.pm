@@ -1,20 +1,22 @@
-# A proxy between a subscriber and its provider that misbehaves when it is told to: garbage, a
-# stall, or the end of the connection, at a random place in what the provider sends; or a link that
-# is cut as a whole, and healed.
+# A proxy between a subscriber and its provider that can misbehave: garbage, a stall, or the end of
+# the connection, at a random place in the provider's bytes; or a link that is cut as a whole, and
+# healed.
 #
-#   my $proxy = Proxy->new($provider);           listens on 127.0.0.1
-#   $proxy->connstr('postgres')                  what to connect with
-#   $proxy->behave('garbage') for connections from now on: pass, garbage, stall, cut; 'stall 1000':
-#   after so many bytes $proxy->link('down') for all, at once: up; down, connections end and are
-#   refused; hold, nothing passes;
-#                                                'only on', 'only off': down for those of the other
-#                                                side. A connection's side is what the server that
-#                                                opened it has in its environment as PGGEQO, which
-#                                                libpq sends
-#   $proxy->faults how many connections have come to their bad end so far Proxy->new($provider, lies
-#   => 1) one that can also change what the stream says $proxy->lie('unknown_tag') once, with what
-#   the provider sends next that it fits (Liar.pm); 'always unknown_tag': until told '' $proxy->lies
-#   those that were told $proxy->stop
+#   my $proxy = Proxy->new($provider);      listens on 127.0.0.1
+#   $proxy->connstr('postgres')             connection string for the subscriber
+#   $proxy->behave('garbage')               for connections from now on: pass, garbage, stall, cut;
+#                                           'stall 1000': after that many bytes
+#   $proxy->link('down')                    for all connections, at once. up; down: connections end
+#                                           and are refused; hold: nothing passes; 'only on', 'only
+#                                           off': down for connections of the other side. The side
+#                                           is what the server that opened the connection has in
+#                                           its environment as PGGEQO, which libpq sends
+#   $proxy->faults                          number of connections that have misbehaved so far
+#   Proxy->new($provider, lies => 1)        a proxy that can also change the stream's content
+#   $proxy->lie('unknown_tag')              once, in the next message that fits (Liar.pm); 'always
+#                                           unknown_tag': until lie('')
+#   $proxy->lies                            lies that were applied
+#   $proxy->stop
 
 package Proxy;
 
@@ -40,12 +42,12 @@ sub new
 	$self->link('up');
 	$self->lie('');
 	my $socket = $provider->host . '/.s.PGSQL.' . $provider->port;
-	# The child is told before it can listen, perhaps.
+	# The child may get the signal before it can handle it.
 	local $SIG{USR1} = 'IGNORE';
 	my $pid = fork // die "cannot fork: $!";
 	if ($pid == 0)
 	{
-		# Not a test: leaves without running anybody's END.
+		# Not a test: ends without running END blocks.
 		eval { serve($listener, $socket, $dir, $opt{seed} // 1, $opt{within} // 60_000, $opt{lies}); 1 } or print STDERR "# proxy: $@";
 		POSIX::_exit(0);
 	}
@@ -69,7 +71,7 @@ sub link
 	$self->tell('link', $state);
 	return unless $self->{pid};
 	kill 'USR1', $self->{pid};
-	# Nothing that is written from now on gets through a link that is down.
+	# Returns once nothing that is written from now on gets through a link that is down.
 	for (1 .. 400)
 	{
 		last if -e "$self->{dir}/heard" && PostgreSQL::Test::Utils::slurp_file("$self->{dir}/heard") eq $state;
@@ -122,7 +124,7 @@ sub stop
 
 sub DESTROY { local $?; $_[0]->stop; return; }
 
-# One process; each connection is a pair with what is left to go before it misbehaves.
+# One process serves all connections. Each is a pair, with the number of bytes until it misbehaves.
 sub serve
 {
 	my ($listener, $socket, $dir, $seed, $within, $lies) = @_;
@@ -138,7 +140,7 @@ sub serve
 		for my $end (@$pair{qw(client server)}) { delete $pair{$end}; $select->remove($end); close $end; }
 	};
 	my $held = IO::Select->new($listener);
-	# A test that was killed can't end this.
+	# A test that was killed can't end this process.
 	my $test = getppid();
 	while (getppid() == $test)
 	{
@@ -172,7 +174,7 @@ sub serve
 			if (!$n) { $close->($pair); next; }
 			next if $pair->{stalled};
 			my $to_client = $end == $pair->{server};
-			# The first packet says it.
+			# The first packet tells the side.
 			if (!$to_client && !defined $pair->{side})
 			{
 				$pair->{side} = $bytes =~ /\0geqo\0(on|off)\0/ ? $1 : '';
@@ -203,15 +205,15 @@ sub serve
 			write_all($other, $bytes) or do { $close->($pair); next };
 			next unless $fault;
 			if ($pair->{how} eq 'cut') { $close->($pair); }
-			# The connection stays, and nothing goes through it any more, in either direction; until
-			# the client gives it up. A server that is left with a full socket can't even end.
+			# The connection stays, and nothing passes in either direction any more, until the
+			# client gives it up. A server with a full socket can't even end.
 			elsif ($pair->{how} eq 'stall') { $pair->{stalled} = 1; $select->remove($pair->{server}); }
 			elsif (($pair->{more} -= length $bytes) < 0) { $close->($pair); }
 		}
 	}
 }
 
-# Whether a connection can't be while the link is so. One of which nothing was heard yet can.
+# Whether the link's state forbids a connection. One that has sent nothing yet is allowed.
 sub is_cut
 {
 	my ($link, $pair) = @_;

@@ -1,10 +1,10 @@
-# Sessions that tests keep open: PostgreSQL::Test::Cluster starts a psql and a backend for each
-# piece of SQL, and these cost most of the processor time of a test. A node's psql() speaks the
-# protocol here by itself, and the next call finds the session still open.
+# Sessions that tests keep open. PostgreSQL::Test::Cluster starts a psql and a backend for each
+# piece of SQL, and these take most of the processor time of a test. With this module a node's
+# psql() speaks the protocol itself, and the next call finds the session still open.
 #
-# A call sees no difference: a session that a call has changed (SET, temporary tables, advisory
-# locks, a transaction left open) ends with that call. What needs psql itself still gets it:
-# backslash commands, COPY, arguments for psql, other users and timeouts.
+# A call sees no difference: if a call has changed the session (SET, temporary tables, advisory
+# locks, a transaction left open), the session ends with that call. A call that needs psql itself
+# still gets it: backslash commands, COPY, arguments for psql, other users and timeouts.
 
 package Session;
 
@@ -20,17 +20,17 @@ use Socket qw(MSG_NOSIGNAL SOCK_STREAM);
 use Test::More;
 use Time::HiRes qw(sleep time);
 
-# By the node's name and the database. Each process of a test has its own.
+# Open sessions, by the node's name and the database. Each process of a test has its own.
 my %open;
 my $owner = $$;
 
-# What a psql would take from its environment.
+# Variables that a psql would take from its environment.
 my @environment = qw(PGUSER PGPASSWORD PGPASSFILE PGOPTIONS PGCLIENTENCODING PGSERVICE PGTZ PGDATESTYLE PGSSLMODE);
 
-# Names of what outlives a statement in a session: a slot does where decoding fails and the error is
-# caught.
+# Names of functions whose effect outlives a statement in a session. A slot does if decoding fails
+# and the error is caught.
 my $leaves = qr/\b(?:temp|temporary|set_config|setseed|pg_(?:try_)?advisory_lock\w*|pg_replication_origin_session_\w+|pg_logical_slot_\w+|dblink_connect\w*|with\s+hold)\b/i;
-# New sessions have other settings afterwards, or a database must have no session.
+# SQL after which new sessions have other settings, or that requires a database without sessions.
 my $for_new_sessions = qr/\b(?:database|alter\s+(?:role|user|system)|pg_reload_conf|tablespace)\b/i;
 # A session reports its statistics when it ends, or seconds later.
 my $statistics = qr/\bpg_stat(?:io)?_(?!activity|replication|clear_snapshot|wal_receiver|progress)/i;
@@ -55,7 +55,7 @@ my $statistics = qr/\bpg_stat(?:io)?_(?!activity|replication|clear_snapshot|wal_
 		return wantarray ? ($status, $out, $err) : $status;
 	};
 
-	# The class has a psql for each look, ten times a second.
+	# The class would run a psql for each check, ten times a second.
 	*PostgreSQL::Test::Cluster::poll_query_until = sub {
 		my ($node, $dbname, $query, $expected) = @_;
 		$expected //= 't';
@@ -76,8 +76,8 @@ my $statistics = qr/\bpg_stat(?:io)?_(?!activity|replication|clear_snapshot|wal_
 		}
 	};
 
-	# A server that stops smartly waits for sessions, and one that is told to read its files anew
-	# tells them later.
+	# A smart shutdown waits for sessions. A server that reloads its configuration passes it on to
+	# sessions later.
 	for my $method (qw(stop restart kill9 reload promote teardown_node clean_node))
 	{
 		my $original = PostgreSQL::Test::Cluster->can($method);
@@ -86,9 +86,9 @@ my $statistics = qr/\bpg_stat(?:io)?_(?!activity|replication|clear_snapshot|wal_
 	}
 }
 
-# Whether so many seconds are over, to be asked after each look at what is waited for. Of the time
-# between two looks five seconds count at most: a machine that was stopped, or whose clock was set,
-# has done nothing meanwhile that could be looked at.
+# Returns a function that says whether a number of seconds is over, to be called after each check of
+# a condition. At most five seconds count between two checks: if the machine was stopped, or its
+# clock was set, nothing has happened meanwhile.
 sub patience
 {
 	my ($left) = @_;
@@ -101,7 +101,8 @@ sub patience
 	};
 }
 
-# The last SQL of this process and what it gave, for messages about what did not come.
+# The last SQL of this process and its result, for messages about a condition that did not become
+# true.
 my ($last_sql, $last_gave) = ('nothing', '');
 sub last_seen
 {
@@ -109,7 +110,7 @@ sub last_seen
 	return sprintf '%s -> %s', length $sql > 300 ? substr($sql, 0, 300) . '...' : $sql, length $last_gave > 500 ? substr($last_gave, 0, 500) . '...' : $last_gave;
 }
 
-# The status that psql would end with, output and messages; nothing where psql is needed.
+# Returns the status that psql would have, output and messages; nothing if psql is needed.
 sub run
 {
 	my ($node, $dbname, $sql, %params) = @_;
@@ -138,8 +139,9 @@ sub run
 	return ($status, $out, $err);
 }
 
-# Processes of a disabled subscription end a moment after the call. The next step of a test is not
-# to reach them. If a test keeps them from ending, it goes on after some seconds.
+# Waits until the processes of a disabled subscription have ended, a moment after the call, so that
+# the next step of a test does not affect them. If a test keeps them from ending, gives up after
+# some seconds.
 sub await_end
 {
 	my ($session) = @_;
@@ -154,7 +156,7 @@ sub await_end
 	return;
 }
 
-# The statements as psql would split them; none where something is for psql.
+# Splits statements as psql does; returns none if one of them is for psql.
 sub statements
 {
 	my ($sql) = @_;
@@ -209,14 +211,14 @@ sub statements
 
 sub key { my ($node, $dbname) = @_; return $node->name . "\0$dbname"; }
 
-# An open session, a new one where there is none or the server has ended it.
+# Returns an open session, or a new one if there is none or the server has ended it.
 sub session
 {
 	my ($node, $dbname) = @_;
 	if ($owner != $$) { %open = (); $owner = $$; }
 	my $key = key($node, $dbname);
 	my $session = $open{$key};
-	# An idle session has nothing to say, but that it ends.
+	# An idle session has nothing to send, except that it ends.
 	if ($session && ($session->{port} ne $node->port || IO::Select->new($session->{socket})->can_read(0) && !still_open($session)))
 	{
 		delete $open{$key};
@@ -226,7 +228,7 @@ sub session
 	return $open{$key} = connect_to($node, $dbname);
 }
 
-# Reads what an idle session was sent: notices and changed settings.
+# Reads messages of an idle session: notices and changed settings.
 sub still_open
 {
 	my ($session) = @_;
@@ -238,7 +240,8 @@ sub still_open
 	return 1;
 }
 
-# None where psql may say why. What else is given is asked for as the connection begins.
+# Connects; returns nothing on failure, as psql can report the reason. Further arguments are startup
+# parameters.
 sub connect_to
 {
 	my ($node, $dbname, %more) = @_;
@@ -270,7 +273,7 @@ sub put
 	return 1;
 }
 
-# One message, its type and contents; none when the connection is gone.
+# Returns type and contents of one message; nothing if the connection is gone.
 sub message
 {
 	my ($session) = @_;
@@ -291,7 +294,7 @@ sub message
 	}
 }
 
-# Whether a statement failed, its rows, and messages as psql prints them.
+# Returns whether a statement failed, its rows, and messages as psql prints them.
 sub query
 {
 	my ($session, $text, $line) = @_;
@@ -299,14 +302,14 @@ sub query
 	return answer($session, $text, $line);
 }
 
-# Sends a statement and does not wait for it.
+# Sends a statement, and does not wait for its result.
 sub ask
 {
 	my ($session, $text) = @_;
 	return put($session, 'Q' . pack('N', 5 + length $text) . "$text\0");
 }
 
-# Waits for what a statement that was sent has come to: as of query.
+# Waits for the result of a statement that was sent; returns it as query does.
 sub answer
 {
 	my ($session, $text, $line) = @_;
@@ -340,7 +343,7 @@ sub answer
 			$failed = 1 if $type eq 'E';
 			$err .= $prefix . report($data, $type eq 'E', $text);
 		}
-		# COPY that a function or a comment hid.
+		# A COPY that a function or a comment hid.
 		elsif ($type eq 'G') { put($session, 'f' . pack('N', 5) . "\0"); }
 	}
 }
@@ -375,7 +378,7 @@ sub close_one
 	return;
 }
 
-# Every session of a node.
+# Closes every session of a node.
 sub close_all
 {
 	my ($node) = @_;

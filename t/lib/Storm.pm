@@ -1,52 +1,58 @@
 # A storm: nodes in a full mesh whose writers change the same few rows, while links are cut and
-# healed, processes are killed and servers crash. When it is over, all nodes must have the same
-# rows, and for each key the one that was written last.
+# healed, processes are killed and servers crash. At the end, all nodes must have the same rows, and
+# for each key the row that was written last.
 #
 #   my $storm = Storm->new(nodes => [qw(tokyo paris quito)], with => [qw(plain toast)]);
 #   $storm->run($seed, mode => 'batch')          a test; true when it passed
 #
-# A seed determines what is written and in which order, and what is done to links and servers and in
-# which order; when anything happens is up to the machine. Everything of it can be left out, so that
-# a failure can be reduced by hand:
+# A seed determines the writes and their order, and the disturbances and their order; the times
+# depend on the machine. Every option can be reduced, so that a failure can be narrowed down by
+# hand:
 #
-#   BRAID_STORM='nodes=2 with=toast disturb= seconds=3 keys=2 writers=1' BRAID_TEST_SEED=7 make tap
-#   TESTS=t/063_storm.pl
+#   BRAID_STORM='nodes=2 with=toast disturb= seconds=3 keys=2 writers=1' BRAID_TEST_SEED=7 \
+#       make tap TESTS=t/063_storm.pl
 #
-# Options, and what they are by default:
-#   nodes => [..]           their names, or how many; tokyo, paris, quito
-#   with => [plain]         the ingredients of what is written:
-#       plain                   inserts, upserts, updates; rows of a table with a primary key
-#       key a table of its own, whose rows change their primary key: to a free one, in swaps, in
-#       chains toast a table with a large column that most updates leave as it is keys tables like
-#       that whose keys are a domain over an enum, a composite and an array unique a table with
-#       another unique key, which is changed too deferred a table with another key that is unique
-#       when a transaction ends; rows swap it range a table whose rows must not overlap bag a table
-#       without a key, with REPLICA IDENTITY FULL; no two rows are alike same another one, of which
-#       many rows are delete rows of all these tables are deleted, and deleted and inserted again in
-#       one transaction truncate now and then a table is emptied ddl a table whose writers add,
-#       rename and drop columns and indexes, and a table of inserts; both are rewritten by
-#                               another type of a column; tables that come and go
-#       swap                    with ddl: two tables swap their names
-#   disturb => [..] down (a link is cut), hold (nothing passes through a link), isolate (all links
-#   of a node), terminate (a
-#                           process is asked to end), kill (kill -9 of a process), crash (kill -9 of
-#                           a server), vacuum
-#   seconds => 8            how long the writers go on, about
-#   keys => 12              how many keys are hot at a time; which ones moves on
-#   writers => 2            sessions that write, for each node
+# Options, with their defaults:
+#   nodes => [..]           names, or their number; tokyo, paris, quito
+#   with => [plain]         ingredients of the writes:
+#       plain       inserts, upserts, updates of a table with a primary key
+#       key         a table whose rows change their primary key: to a free one, in swaps, in chains
+#       toast       a table with a large column that most updates leave unchanged
+#       keys        such tables whose keys are a domain over an enum, a composite and an array
+#       unique      a table with another unique key, which is changed too
+#       deferred    a table with another key that is unique when a transaction ends; rows swap it
+#       range       a table whose rows must not overlap
+#       bag         a table without a key, with REPLICA IDENTITY FULL; all rows differ
+#       same        such a table with many identical rows
+#       delete      rows of all these tables are deleted, and deleted and inserted again in one
+#                   transaction
+#       truncate    now and then a table is truncated
+#       ddl         a table whose writers add, rename and drop columns and indexes, and a table of
+#                   inserts; both are rewritten by another type of a column; tables are created and
+#                   dropped
+#       swap        with ddl: two tables swap their names
+#   disturb => [..]         down (a link is cut), hold (nothing passes through a link), isolate (all
+#                           links of a node), terminate (a process is asked to end), kill (kill -9
+#                           of a process), crash (kill -9 of a server), vacuum
+#   seconds => 8            duration of the writers, approximately
+#   keys => 12              number of hot keys; which keys are hot changes
+#   writers => 2            writing sessions per node
 #   pause => 15             milliseconds between the transactions of a session, on average
-#   large => 0              one in so many transactions is larger than the subscriber's buffer
-#   stream => 0 transactions of more than 64 kB are sent while they run (streaming => 'parallel'),
-#   before their end is known prepare => 0 one in so many transactions is prepared, and ended by its
-#   session a moment later; the subscriptions have
-#                           two_phase. With two nodes: streams of several wait for one another's
-#                           prepared transactions, two seconds each
-#   ask => 0 a conflict function is asked about each row of the tables of plain and key, which keeps
-#   the newest keep_dead => 0 a prepared transaction on each node keeps its dead rows from being
-#   pruned mode, order apply_mode and commit_order of the subscriptions: parallel, source. For run()
-#   alone, as disturb can be consolidate => false the same journal => 1 each transaction writes
-#   down, in a table that is not replicated, what became of its rows: that is what the
-#                           outcome is held against, and what a report shows
+#   large => 0              one transaction of so many is larger than the subscriber's buffer
+#   stream => 0             transactions of more than 64 kB are sent before they have ended
+#                           (streaming => 'parallel')
+#   prepare => 0            one transaction of so many is prepared, and ended by its session a
+#                           moment later; the subscriptions have two_phase. With two nodes only:
+#                           streams of several nodes wait for one another's prepared transactions,
+#                           two seconds each
+#   ask => 0                a conflict function for each row of the tables of plain and key; it
+#                           keeps the newest
+#   keep_dead => 0          a prepared transaction on each node keeps dead rows from being pruned
+#   mode, order             apply_mode and commit_order of the subscriptions: parallel, source. For
+#                           run() only; so is disturb, if given there
+#   consolidate => false    the same for consolidate
+#   journal => 1            each transaction records, in a table that is not replicated, what it did
+#                           to its rows: the outcome is compared with that, and a report shows it
 
 package Storm;
 
@@ -65,14 +71,14 @@ use Time::HiRes qw(sleep time);
 
 our @ISA = qw(Storm::Statements Storm::Outcome);
 
-# Kept to the end of the test, when the links are still needed to see how things are.
+# Kept to the end of the test, when the links are still needed to look at the nodes.
 our @storms;
 
 # The table of each ingredient that has one.
 my %table_of = (plain => 'item', key => 'moving', toast => 'toasted', unique => 'taken', deferred => 'shared', range => 'booked', bag => 'keyless', same => 'alike');
-# Those of one that has several.
+# The tables of ingredients that have several.
 my %more_of = (ddl => [qw(shaped appended)], swap => [qw(swapped_one swapped_other)], keys => [qw(by_mood by_pair by_list)]);
-# Types of keys, of which the hot ones are among the first thousand.
+# Types of keys. The hot keys are among the first thousand values.
 my $types = "create type mood as enum (@{[ join ', ', map { qq['m$_'] } 0 .. 999 ]}); create domain any_mood as mood; create type pair as (a int, b text); ";
 my %definition = (
 	item => '(k int primary key, n int not null, v text)',
@@ -125,7 +131,7 @@ sub new
 	return $self;
 }
 
-# What is said by hand goes before what the test says.
+# Options from BRAID_STORM override those of the test.
 sub by_hand
 {
 	my %opt;
@@ -138,7 +144,7 @@ sub by_hand
 	return %opt;
 }
 
-# The nodes, and a link for each direction between any two of them.
+# Starts the nodes, and a link for each direction between any two of them.
 sub start
 {
 	my ($self) = @_;
@@ -152,7 +158,7 @@ sub start
 			  . ($self->{stream} ? "logical_decoding_work_mem = '64kB'\n" : '')
 			  . ($self->{has}{ddl} ? "braid.ddl_replication = on\n" : ''))
 	} @{ $self->{nodes} };
-	# Tables that come later are published, too, and the journal is not.
+	# Tables that are created later are published too, and the journal is not.
 	my $published = $self->{has}{ddl} ? 'tables in schema public' : 'table ' . join ', ', @{ $self->{tables} };
 	my $journal = $self->{has}{ddl} ? 'local.storm_journal' : 'storm_journal';
 	on_all('create schema local; alter database postgres set search_path = public, local', @nodes) if $self->{has}{ddl};
@@ -177,9 +183,8 @@ sub start
 	return;
 }
 
-# Storms of several kinds, one after the other: which one a seed is of goes by its number. Those
-# from 1 on, so many; in a soak new ones for as long as it goes, until one fails; or those that
-# somebody wants to repeat.
+# Runs storms of several kinds, one after the other; the seed's number selects the kind. Seeds 1 to
+# a limit; in a soak new ones until time is over or one fails; or the seeds that are to be repeated.
 sub storms
 {
 	my ($count, @kinds) = @_;
@@ -198,7 +203,7 @@ sub storms
 	return;
 }
 
-# One storm, from empty tables to the comparison.
+# Runs one storm, from empty tables to the comparison.
 sub run
 {
 	my ($self, $seed, %opt) = @_;
@@ -210,7 +215,7 @@ sub run
 	$self->{consolidate} = $opt{consolidate} // $default{consolidate};
 	local $self->{disturb} = $opt{disturb} // $self->{disturb};
 	my $what = join ', ', @{ $self->{with} }, $self->{ask} ? 'a function' : (), $self->{mode}, $self->{order}, $self->{consolidate} eq 'true' ? 'consolidate' : ();
-	# Seen also where all is well: what was tried is part of the result.
+	# Printed even if all is well: what was tried is part of the result.
 	diag("storm: seed $seed, $what");
 	return 0 unless $self->reset;
 	my ($files, $decisions) = $self->decide($seed);
@@ -229,12 +234,12 @@ sub run
 	my $written = join ' ', map { $_->safe_psql('postgres', 'select count(distinct xmin::text) from storm_journal') } @{ $self->{members} };
 	note(sprintf 'seed %s: %.0f s, calm after %.0f; transactions at each node: %s; %s', $seed, time - $started, time - $calm, $written, join(', ', @done));
 	note('conflicts: ' . join ', ', map { $self->{members}[$_]->name . ' ' . ($self->conflicts($self->{members}[$_]) || 'none') } 0 .. $#{ $self->{members} });
-	# It has to be asked, and is where rows of both sides are there.
+	# The function must have been called, and has been where rows of both sides are.
 	my $asked = $self->{ask} ? join ' ', map { $_->safe_psql('postgres', q[select count(*) from braid.conflict_history where reason ~ 'function']) } @{ $self->{members} } : '';
 	unlike($asked, qr/\b0\b/, "seed $seed: functions were asked ($asked times)") if $self->{ask};
 	note('asked for large values: ' . join ', ', map { $_->name . ' ' . $_->safe_psql('postgres', 'select sum(questions) from braid.subscription_detail') } @{ $self->{members} })
 	  if $self->{has}{toast} || $self->{has}{keys};
-	# What is equal may still be what no node may have: nobody else checks it while changes are
+	# Equal contents may still violate a constraint: nothing else checks it while changes are
 	# applied.
 	my $doubled = $self->{has}{deferred} ? $self->{members}[0]->safe_psql('postgres', 'select count(*) - count(distinct code) from shared') : 0;
 	is($doubled, 0, "seed $seed: no two rows share a key") if $self->{has}{deferred};
@@ -249,7 +254,7 @@ sub conflicts
 	]);
 }
 
-# Nothing left of an earlier storm, on any node.
+# Removes everything of an earlier storm, on all nodes.
 sub reset
 {
 	my ($self) = @_;
@@ -265,14 +270,14 @@ sub reset
 	}
 	$_->safe_psql('postgres', 'truncate storm_journal, braid.conflict_record') for @nodes;
 	$_->{to}->safe_psql('postgres', "select braid.alter_subscription('$_->{name}', apply_mode => '$self->{mode}', commit_order => '$self->{order}', consolidate => $self->{consolidate})") for @{ $self->{links} };
-	# Whatever has a transaction number holds back pruning, also after a crash.
+	# A transaction with an id holds back pruning, also after a crash.
 	if ($self->{keep_dead}) { $_->safe_psql('postgres', "begin; select pg_current_xact_id(); prepare transaction 'storm'") for @nodes; }
 	$self->{kept} = $self->{keep_dead};
 	return 1;
 }
 
-# Everything that the seed determines: files of transactions for each writer, and what is done
-# meanwhile.
+# Makes everything that the seed determines: files of transactions for each writer, and the
+# disturbances.
 sub decide
 {
 	my ($self, $seed) = @_;
@@ -302,19 +307,20 @@ sub decide
 	return (\%files, \@decisions);
 }
 
-# Something that is done to links, processes or servers, and the pause after it.
+# Returns a disturbance of links, processes or servers, and the pause after it.
 sub decision
 {
 	my ($self) = @_;
 	my %weight = (down => 5, hold => 3, isolate => 3, terminate => 3, kill => 1, crash => 2, vacuum => 2);
 	my $what = Storm::Statements::pick(map { ($_) x ($weight{$_} // die "no disturbance $_") } @{ $self->{disturb} });
-	# All of them each time, so that leaving out one kind changes as little as may be of the others.
+	# Always all of these random numbers, so that leaving out one kind changes the others as little
+	# as possible.
 	my ($which, $how, $long, $pause) = map { rand } 1 .. 4;
 	return { what => $what, which => $which, how => $how, for => 0.1 + $long * $long * 2.4, pause => 0.1 + $pause * 0.7 };
 }
 
-# Let the writers write and the decisions be carried out until the writers have finished. Returns
-# what was done, counted.
+# Runs the writers, and the disturbances until the writers have finished. Returns counts of the
+# disturbances.
 sub blow
 {
 	my ($self, $files, $decisions) = @_;
@@ -325,7 +331,7 @@ sub blow
 	{
 		my $node = $node{ $who =~ s/\..*//r };
 		my $at = '-h ' . $node->host . ' -p ' . $node->port;
-		# A server that is away takes the rest of the file that was being run, no more.
+		# If a server is down, the rest of the file that was being run is lost, no more.
 		my $script = "for f in @{ $files->{$who} }; do until pg_isready -q $at; do [ -e $self->{dir}/stop ] && exit; sleep 0.1; done; "
 		  . "[ -e $self->{dir}/stop ] && exit; psql -X -q -A -t $at -d postgres -f \$f; done";
 		my $pid = fork // die "cannot fork: $!";
@@ -377,7 +383,7 @@ sub blow
 	for my $who (sort keys %$files)
 	{
 		my $file = "$self->{dir}/$self->{seed}.$who.err";
-		# What concurrent sessions, and a server that goes away, have to expect.
+		# Errors that concurrent sessions, and a server that goes down, have to expect.
 		for my $line (-e $file ? split /\n/, slurp_file($file) : ())
 		{
 			next if $line =~ /duplicate key|conflicting key|deadlock detected|current transaction is aborted|terminat|connection|server closed|before or while|prepared transaction with identifier|starting up|recovery mode|not yet accepting|shutting down|out of shared memory before|could not receive|conninfo|the server|WARNING|HINT|DETAIL|CONTEXT/;
@@ -425,14 +431,14 @@ sub carry_out
 	else
 	{
 		my $freeze = $decision->{how} < 0.5 ? '(freeze) ' : '';
-		# It may wait for sessions that wait for what a crash has left prepared, which is ended by
-		# whoever waits here.
+		# Vacuum may wait for sessions that wait for transactions that a crash has left prepared.
+		# This process ends those, so it must not wait for long.
 		attempt($node, "set statement_timeout = '3s';\nvacuum $freeze" . join(', ', @{ $self->{tables} }));
 	}
 	return 1;
 }
 
-# End what sessions have left prepared that went away with their server.
+# Ends transactions that sessions have left prepared when their server went down.
 sub end_prepared
 {
 	my ($self, $age) = @_;
@@ -445,10 +451,11 @@ sub end_prepared
 	return;
 }
 
-# Wait until every node has what every other one has committed, and what that made it commit in
-# turn, which a chain of rows that lose to one another can do more than once: until a round of it
-# changes nothing. A round may take so many seconds; a slow machine needs longer for all of them, so
-# that changes without end are known by the number of rounds. Returns why it is not so.
+# Waits until every node has what every other one has committed, and what that made it commit in
+# turn. A chain of rows that lose to one another can cause that more than once, so rounds are
+# repeated until one changes nothing. A round may take a number of seconds, and the number of rounds
+# is limited: a slow machine needs more time, endless changes need more rounds. Returns the reason
+# for a failure.
 sub settle
 {
 	my ($self, $seconds) = @_;
@@ -466,11 +473,11 @@ sub settle
 	return '';
 }
 
-# Wait until each node has what all others have written by now.
+# Waits until each node has what all others have written by now.
 sub round
 {
 	my ($self, $end) = @_;
-	# An end of WAL that nothing has written yet is sent to nobody.
+	# An end of WAL behind the last written record is not sent.
 	my %lsn = map { $_->name => end_of_commits($_) } @{ $self->{members} };
 	for my $link (@{ $self->{links} })
 	{
@@ -489,7 +496,7 @@ sub round
 	return '';
 }
 
-# Where a link that does not catch up stands: in lines, as both of its ends see it.
+# Prints the state of a link that does not catch up, as both of its ends see it.
 sub look_at
 {
 	my ($link) = @_;
@@ -517,7 +524,7 @@ sub look_at
 	return $text;
 }
 
-# A test that dies leaves nobody behind.
+# A test that dies leaves no process behind.
 sub DESTROY
 {
 	my ($self) = @_;

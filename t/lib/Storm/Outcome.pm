@@ -1,5 +1,5 @@
-# What a storm has left: whether the nodes are equal and have what was written last, and what is
-# known of the rows that are wrong.
+# Checks the outcome of a storm: the nodes are equal and have the rows that were written last.
+# Reports what is known of rows that are wrong.
 
 package Storm::Outcome;
 
@@ -9,12 +9,13 @@ use warnings;
 use Braid;
 use Test::More;
 
-# Said once the test has failed: what comes before that may be cut off from a long output.
+# Printed when the test has failed: earlier output may be cut off.
 sub tell { my ($self, $what) = @_; push @{ $self->{told} }, $what; return; }
 
 sub told { my ($self) = @_; diag($_) for @{ delete $self->{told} // [] }; return; }
 
-# How many rows differ between the nodes, or from what the journals say was written last.
+# Returns how many rows differ between the nodes, or from the rows that the journals say were
+# written last.
 sub compare
 {
 	my ($self) = @_;
@@ -43,7 +44,7 @@ sub compare
 		{
 			for (split /\n/, $node->safe_psql('postgres', "select $number, md5($whole), ($image)::text from $table t order by 1, 2"))
 			{
-				# Where there is no key, of several rows.
+				# Without a key, several rows.
 				my ($k, $whole, $text) = split /\|/, $_, 3;
 				my $of = $rows{$k}{ $node->name } //= { whole => '', image => '' };
 				$of->{whole} .= $whole;
@@ -67,7 +68,7 @@ sub compare
 	return $differences;
 }
 
-# How many nodes have another schema than the first.
+# Returns how many nodes have another schema than the first.
 sub compare_schemas
 {
 	my ($self) = @_;
@@ -81,7 +82,7 @@ sub compare_schemas
 	return scalar @others;
 }
 
-# By key, what the transaction with the largest version left.
+# Returns by key the row that the transaction with the largest version left.
 sub last_written
 {
 	my ($self, $table) = @_;
@@ -106,7 +107,7 @@ sub last_written
 	return \%last;
 }
 
-# What is known of a key that came out wrong.
+# Prints what is known of a key that is wrong.
 sub report
 {
 	my ($self, $table, $k, $what, $depth) = @_;
@@ -143,7 +144,7 @@ sub report
 		]);
 		splice @met, 0, @met - 8 if @met > 8;
 		$self->tell($node->name . " met: $_") for @met;
-		# Rows that were in its way under another unique key.
+		# Rows that conflicted with it under another unique key.
 		for (map { /"k": (\d+)/g } @met) { $others{$_} = 1 if $_ != $k; }
 	}
 	return if $depth;

@@ -1,19 +1,19 @@
-# What the writers of a storm write: transactions that a random sequence determines, and that write
-# down what became of their rows.
+# Transactions of the writers of a storm: a random sequence determines them, and they record what
+# they did to their rows.
 
 package Storm::Statements;
 
 use strict;
 use warnings;
 
-# Tables of which the newest write of a key does not say what is there in the end.
+# Tables in which the newest write of a key does not determine the final row.
 our %has_no_model = map { $_ => 1 } qw(taken shared booked keyless alike swapped_one swapped_other appended);
-# Tables with a second thing that no two rows may share.
+# Tables with a second value that no two rows may share.
 our %has_code = map { $_ => 1 } qw(taken shared booked);
-# Tables with a large column that most updates leave as it is.
+# Tables with a large column that most updates leave unchanged.
 our %has_big = map { $_ => 1 } qw(toasted by_mood by_pair by_list);
-# Keys that are no numbers, of which each has one: the value of a number, the column as it is
-# compared with it, and the number of a row.
+# Keys that are no numbers. Each entry has: the key's value for a number, the column as it is
+# compared with that, and the number of a row.
 our %key = (
 	by_mood => [ q['m%d'::mood], 'k::mood', 'substr(%s.k::text, 2)::int' ],
 	by_pair => [ q[row(%d, 'x')::pair], 'k', '(%s.k).a' ],
@@ -32,14 +32,14 @@ sub pick { return $_[ int rand @_ ]; }
 
 sub one_in { return rand($_[0]) < 1; }
 
-# One of the hot keys. Which ones these are moves on, about as fast at all writers.
+# Returns one of the hot keys. Which keys are hot changes, about as fast for all writers.
 sub hot
 {
 	my ($self, $number) = @_;
 	return int($number / 10) + int rand $self->{keys};
 }
 
-# What is in the journal of a row: of a table whose columns come and go, those that stay.
+# The journal's image of a row; if a table's columns change, only those that stay.
 sub image
 {
 	return "to_jsonb(w) || jsonb_build_object('big', md5(w.big))" if $has_big{ $_[0] };
@@ -50,7 +50,7 @@ sub image
 # A whole row, whatever the order of its columns.
 sub whole { return $_[0] eq 'shaped' ? 'to_jsonb(t)::text' : 't::text'; }
 
-# A statement that writes down what it did. With $to, the row had this key before.
+# Returns a statement that records what it did. With $to, the row had this key before.
 sub written
 {
 	my ($self, $table, $sql, $what, $old) = @_;
@@ -73,8 +73,7 @@ sub transaction
 		  . $self->written('item', "insert into item select $from + i, i, repeat('$who', 20) from generate_series(1, 2000) i", 'large')
 		  . "commit;\n";
 	}
-	# Once, by the first node: names that are swapped again have to wait until all nodes have
-	# swapped them.
+	# Once, by the first node: if names are swapped again, all nodes must have swapped them before.
 	return "begin;\nalter table swapped_one rename to swapping;\nalter table swapped_other rename to swapped_one;\nalter table swapping rename to swapped_other;\ncommit;\n"
 	  if $self->{has}{swap} && $who eq "$self->{nodes}[0].1" && $number == 100;
 	return $self->change_schema($who, $number) if $self->{has}{ddl} && $who =~ /\.1$/ && one_in(20);
@@ -86,7 +85,7 @@ sub transaction
 		my $gid = "storm $self->{seed} $who.$number";
 		return sprintf "begin;\n%sprepare transaction '%s';\nselect pg_sleep(%.3f);\n%s prepared '%s';\n", $text, $gid, rand(0.06), one_in(4) ? 'rollback' : 'commit', $gid;
 	}
-	# What is rolled back never was.
+	# Rolled back transactions have no effect.
 	return "begin;\n${text}rollback;\n" if one_in(40);
 	return $statements == 1 && $text !~ /;.*;/s ? $text : "begin;\n${text}commit;\n";
 }
@@ -98,8 +97,8 @@ sub statement
 	my ($k, $v) = ($self->hot($number), "'$who.$number'");
 	my $has = $self->{has};
 	my $is = at($table, $k);
-	# One change of them a transaction: in which order it adds and takes out the same row nobody
-	# tells.
+	# One change of these tables per transaction: the order in which it adds and removes the same
+	# row is not known.
 	return '' if $table eq 'alike' && $self->{touched_alike}++;
 	if ($has->{truncate} && one_in(150))
 	{
@@ -140,9 +139,9 @@ sub statement
 	return $self->written($table, "update $table set n = n + 1, v = $v where $is", 'update');
 }
 
-# A transaction that changes the schema. Some columns get the name of one that is dropped, of which
-# rows may be on their way. A table is rewritten by one node: the statements of two at once would be
-# a conflict that somebody has to decide.
+# Returns a transaction that changes the schema. Some columns get the name of a dropped one, of
+# which rows may be on their way. Only one node rewrites a table: two such statements at once would
+# be a conflict that a person has to decide.
 sub change_schema
 {
 	my ($self, $who, $number) = @_;
@@ -167,7 +166,7 @@ sub change_schema
 	return pick(@kinds)->();
 }
 
-# Rows that are the same as others: one comes, goes, or becomes another.
+# Changes rows that are identical to others: one is added, removed, or updated.
 sub alike
 {
 	my ($self, $k, $v) = @_;
@@ -185,14 +184,14 @@ sub insert
 	$more{$table} = [ 'code', $self->hot($number) ] if $has_code{$table} && !$more{$table};
 	$more{$table} = [ 'big', "repeat(md5($v), 100)" ] if $has_big{$table};
 	my ($column, $value) = $more{$table} ? map { ", $_" } @{ $more{$table} } : ('', '');
-	# Not both arms of one statement: of the second unique key, any may be what is in the way.
+	# Not both arms of one statement: any row with the second unique key may be the blocking one.
 	my $conflict = !$has_code{$table} && one_in(3) ? '(k) do update set n = excluded.n, v = excluded.v' : 'do nothing';
-	# One that is deferrable can't be asked.
+	# A deferrable key can't be used in ON CONFLICT.
 	$conflict = "(k) $conflict" if $table eq 'shared';
 	return $self->written($table, "insert into $table (k, n, v$column) values (" . key($table, $k) . ", $number, $v$value) on conflict $conflict", $conflict =~ /update/ ? 'upsert' : 'insert');
 }
 
-# Two rows swap what no two may have when the transaction ends.
+# Two rows swap values that no two rows may share when the transaction ends.
 sub change_hands
 {
 	my ($self, $one, $other, $v) = @_;
@@ -201,7 +200,7 @@ sub change_hands
 		  . "where $both and 2 = (select count(*) from shared where $both)", "codes of $one and $other");
 }
 
-# To a key that is free; now and then to one that is not, which fails.
+# Moves a row to a free key; now and then to a used one, which fails.
 sub move
 {
 	my ($self, $k, $to, $v) = @_;
@@ -209,7 +208,7 @@ sub move
 	return $self->written('moving', "update moving set k = $to, n = n + 1, v = $v where k = $k$free", "moved $k to $to", $k);
 }
 
-# Two rows change places, by way of a key that nobody else uses.
+# Two rows swap their keys, by way of a key that no other row uses.
 sub swap
 {
 	my ($self, $one, $other, $v) = @_;
