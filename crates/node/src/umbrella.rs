@@ -14,7 +14,7 @@
 //! - `INSERT .. ON CONFLICT (columns)` needs the unique index of the plain table. So it is made a
 //!   statement about that one, which refuses rows of other nodes.
 //!
-//! A plan is right as long as what the group has agreed by then counts ([`begins`]).
+//! A plan is right as long as what the group has agreed by then counts (`begins`).
 //!
 //! Not for: how umbrellas are made.
 

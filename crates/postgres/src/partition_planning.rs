@@ -10,15 +10,15 @@
 //! While a query is planned:
 //! 1. PostgreSQL collects the conditions for the partitioned table, also those that follow from
 //!    joins.
-//! 2. It builds each partition, and calls [`on_partition`]. A partition that can have no rows of
+//! 2. It builds each partition, and calls `on_partition`. A partition that can have no rows of
 //!    the query becomes a dummy: no plan scans it. A partition whose rows have to be checked gets a
 //!    condition, which it takes from its parent; so the parent has it for that moment.
-//! 3. It makes paths for the parent, and calls [`on_paths`]. If the tenant is only known when the
+//! 3. It makes paths for the parent, and calls `on_paths`. If the tenant is only known when the
 //!    plan runs, the parent gets a condition over the key itself. PostgreSQL's own pruning does the
 //!    rest; no row is checked by it.
 //!
 //! A plan that depends on what was known when it was made carries notes among what would make it
-//! invalid, under numbers that no catalog has. [`Watch::begins`] sees them when the plan starts.
+//! invalid, under numbers that no catalog has. `Watch::begins` sees them when the plan starts.
 //!
 //! Hooks are chained as in `hook.rs`; what calls other code has nothing with a destructor on its
 //! stack.

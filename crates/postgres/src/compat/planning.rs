@@ -14,7 +14,7 @@ static PREVIOUS: OnceLock<pg_sys::get_relation_info_hook_type> = OnceLock::new()
 #[cfg(feature = "pg19")]
 static PREVIOUS: OnceLock<pg_sys::build_simple_rel_hook_type> = OnceLock::new();
 
-/// Has the planner call [`on_relation`] for each relation of a query, once it knows the relation's
+/// Has the planner call `on_relation` for each relation of a query, once it knows the relation's
 /// catalog entries. While the postmaster loads its libraries.
 pub(crate) fn install_relation_hook() {
     // SAFETY: the variable is set in the postmaster, which has one thread and no children yet, to a

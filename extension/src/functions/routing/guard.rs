@@ -124,9 +124,12 @@ fn is_here(fcinfo: pg_sys::FunctionCallInfo) -> bool {
     }
 }
 
+/// The text of a table's name, and the name.
+type Placed = (Box<[u8]>, Rc<TableName>);
+
 thread_local! {
-    /// The name that was last given to `braid.place`, and the table that has it.
-    static PLACED: RefCell<Option<(Box<[u8]>, Rc<TableName>)>> = const { RefCell::new(None) };
+    /// The name that was last given to `braid.place`.
+    static PLACED: RefCell<Option<Placed>> = const { RefCell::new(None) };
 }
 
 /// A table by its name in the group's log. `datum` is a text.

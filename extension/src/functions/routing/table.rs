@@ -117,6 +117,7 @@ pub(super) fn table_to_change(
 /// braid.route_table(relation regclass, tenant text, record text, created text, shards integer,
 /// copies integer, existing text, umbrella boolean)
 #[pg_extern(sql = false)]
+#[expect(clippy::too_many_arguments, reason = "the SQL function's arguments")]
 fn route_table(
     relation: Option<pg_sys::Oid>,
     tenant: Option<Text>,
