@@ -66,7 +66,7 @@ impl BusyTime {
     }
 
     /// Returns the busy share (0 to 1) of the time since the earlier sample, or since the start.
-    /// That is ten to twenty seconds if samples are taken once a second. `None` before any time has
+    /// With a sample each second, the time is ten to twenty seconds. `None` before any time has
     /// passed.
     #[must_use]
     pub fn share(&self, now: i64, since: Option<i64>) -> Option<f64> {

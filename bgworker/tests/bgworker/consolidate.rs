@@ -407,7 +407,7 @@ fn initial(random: &mut Random, keys: u64, conflicts: bool) -> (Source, Subscrib
         }
     }
     if !conflicts {
-        // The same rows, some with unknown versions, and a value in their extra column.
+        // Rows as at the source, some with unknown versions, and a value in their extra column.
         subscriber.registers.clear();
         for (place, columns) in &source.rows {
             let row = Register::Row {

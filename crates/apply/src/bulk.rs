@@ -1,11 +1,11 @@
 //! Bulk inserts: consecutive inserts into one plain table are held back for a moment, and written
 //! together. Run by the appliers.
 //!
-//! That saves a WAL record, a buffer lock and a search for a page for each row; and for keys in
-//! order, the look-up of each. All keys are looked up before the first row is written. A row that
-//! conflicts with another one, or with a newer deletion, is applied alone in the ordinary way. If a
-//! session inserts one of the keys in between, that is a unique violation; the transaction is then
-//! applied again, row by row.
+//! Writing together saves a WAL record, a buffer lock and a search for a page for each row; and for
+//! keys in order, the look-up of each. All keys are looked up before the first row is written. A
+//! row that conflicts with another one, or with a newer deletion, is applied alone in the ordinary
+//! way. If a session inserts one of the keys in between, that is a unique violation; the
+//! transaction is then applied again, row by row.
 //!
 //! The rows belong to the open transaction, and their table is locked since the first of them came.
 //! So its shape, and the decision to hold them back, stay valid. Anything else that the transaction

@@ -80,7 +80,7 @@ impl Session {
             current: &current,
         };
         match self.settle(context, row.exists, rows)? {
-            // It replaced the row that would have to stay, which can't be restored.
+            // The row that would have to stay was replaced, and can't be restored.
             Way::Stay if row.exists => return Err(violated(remote)),
             Way::Clear => return Err(violated(remote)),
             Way::ForNow => return Ok(()),

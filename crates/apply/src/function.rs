@@ -1,8 +1,8 @@
 //! Calling a user's conflict function: `f(local t, remote t, before t, info braid.conflict) returns
 //! t`. Run by the appliers, and by sessions that call `braid.ingest`.
 //!
-//! It runs as its owner, under the restrictions that owners of tables have while changes are
-//! applied, in a subtransaction, for at most `braid.conflict_function_timeout`. It is called by
+//! A function runs as its owner, under the restrictions that owners of tables have while changes
+//! are applied, in a subtransaction, for at most `braid.conflict_function_timeout`. It is called by
 //! OID, so neither search_path nor rights on its schema matter. PostgreSQL's call handler handles
 //! the function's own settings (`SET`) and SECURITY DEFINER.
 //!

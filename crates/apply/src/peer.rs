@@ -136,7 +136,7 @@ impl Peers {
         question: &Question<'_>,
         deadline: Instant,
     ) -> Result<(Reply, bool), PgError> {
-        // It is put back once it has answered. Any error, or an interrupt, closes it.
+        // The connection is put back once it has answered. Any error, or an interrupt, closes it.
         let known = self.by_subscription.remove(&source.subscription);
         let fresh = known
             .as_ref()

@@ -13,9 +13,9 @@
 //! | the transaction itself, before the statement or after it | the transaction's commit |
 //!
 //! A row of `braid.rewrite` says which transaction, or subtransaction, has rewritten which table.
-//! It has the hashes of rows that the transaction had written before the statement. Rows that it
-//! has written afterwards are recognized by their place behind the statement's last row, or as new
-//! states of rows. `VACUUM FULL` and `CLUSTER` give rows other places. Then rows that the
+//! The row has the hashes of rows that the transaction had written before the statement. Rows that
+//! it has written afterwards are recognized by their place behind the statement's last row, or as
+//! new states of rows. `VACUUM FULL` and `CLUSTER` give rows other places. Then rows that the
 //! transaction inserted after the statement count as older than every change that can arrive.
 //!
 //! The table is read before and after the statement. In between, rows are identified by their

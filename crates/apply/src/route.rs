@@ -96,7 +96,7 @@ impl CopyFromElsewhere {
             return Some(false);
         }
         if current.unsettled {
-            // It commits later than this position.
+            // The transaction commits later than this position.
             return self
                 .position
                 .ends_before(current.commit_lsn)

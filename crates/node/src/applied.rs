@@ -36,8 +36,8 @@ fn ranges(cells: &[Vec<Option<String>>]) -> Result<Vec<Range>, PgError> {
     Ok(ranges)
 }
 
-/// What all appliers of a subscription have committed beyond `mark`. Rows that say nothing any more
-/// go. In a transaction of the caller's, while none of them runs.
+/// Returns what all appliers of a subscription have committed beyond `mark`. Rows that say nothing
+/// any more go. In a transaction of the caller's, while none of them runs.
 ///
 /// # Errors
 /// Whatever SPI says; XX001.

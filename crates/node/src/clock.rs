@@ -42,8 +42,8 @@ use crate::subscription::rows;
 const GRAIN: i64 = 1000;
 /// So many transactions are looked at when the server has started.
 const REMEMBERED: u64 = 1000;
-/// What is further ahead of this node's clock is remembered otherwise: more microseconds than
-/// commits wait, within these.
+/// A time further ahead of this node's clock is remembered in another way. The limit is more
+/// microseconds than commits wait, within these.
 const FAR: Range<i64> = 100_000..1_000_000;
 /// Columns of `braid.origin`.
 const ORIGIN_COLUMNS: usize = 6;

@@ -61,25 +61,42 @@ pub fn query(sql: &str, parameters: &[Option<&str>]) -> Rows {
             });
             values.push(datum.unwrap_or(pg_sys::Datum::from(0_usize)));
         }
-        let code = pg_sys::SPI_execute_with_args(
+        execute(&sql, &mut types, &mut values, &nulls);
+        let rows = collect();
+        pg_sys::SPI_finish();
+        rows
+    }
+}
+
+/// Executes a statement that may write, with these arguments. Raises PostgreSQL's own error if it
+/// fails.
+///
+/// # Safety
+/// SPI is connected. The slices have an entry for each argument.
+unsafe fn execute(
+    sql: &CStr,
+    types: &mut [pg_sys::Oid],
+    values: &mut [pg_sys::Datum],
+    nulls: &[c_char],
+) {
+    // SAFETY: as the caller says.
+    let code = unsafe {
+        pg_sys::SPI_execute_with_args(
             sql.as_ptr(),
-            c_int::try_from(parameters.len()).unwrap_or(0),
+            c_int::try_from(types.len()).unwrap_or(0),
             types.as_mut_ptr(),
             values.as_mut_ptr(),
             nulls.as_ptr(),
             false,
             0,
+        )
+    };
+    if code < 0 {
+        pgrx::ereport!(
+            ERROR,
+            PgSqlErrorCode::ERRCODE_INTERNAL_ERROR,
+            format!("SPI failed with code {code}")
         );
-        if code < 0 {
-            pgrx::ereport!(
-                ERROR,
-                PgSqlErrorCode::ERRCODE_INTERNAL_ERROR,
-                format!("SPI failed with code {code}")
-            );
-        }
-        let rows = collect();
-        pg_sys::SPI_finish();
-        rows
     }
 }
 
@@ -97,22 +114,12 @@ pub fn write(sql: &str, arguments: &[DatumWithOid<'_>]) -> (usize, Rows) {
     // the call.
     unsafe {
         pg_sys::SPI_connect();
-        let code = pg_sys::SPI_execute_with_args(
-            sql.as_ptr(),
-            c_int::try_from(arguments.len()).unwrap_or(0),
-            unpacked.types.as_mut_ptr(),
-            unpacked.values.as_mut_ptr(),
-            unpacked.nulls.as_ptr(),
-            false,
-            0,
+        execute(
+            &sql,
+            &mut unpacked.types,
+            &mut unpacked.values,
+            &unpacked.nulls,
         );
-        if code < 0 {
-            pgrx::ereport!(
-                ERROR,
-                PgSqlErrorCode::ERRCODE_INTERNAL_ERROR,
-                format!("SPI failed with code {code}")
-            );
-        }
         let touched = usize::try_from(pg_sys::SPI_processed).unwrap_or(usize::MAX);
         let rows = collect();
         pg_sys::SPI_finish();

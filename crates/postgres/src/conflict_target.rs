@@ -15,6 +15,7 @@ use pgrx::pg_sys;
 
 use crate::compat;
 use crate::error::{PgError, pass_on};
+use crate::parse_tree::raw_nodes;
 
 /// The decisions of a library about such tables.
 #[derive(Debug)]
@@ -69,7 +70,7 @@ unsafe extern "C-unwind" fn look(query: *mut pg_sys::Query) {
         if has_conflict_clause(query) {
             aim(query);
         }
-        for expression in nodes((*query).cteList) {
+        for expression in raw_nodes((*query).cteList) {
             let inner = (*expression.cast::<pg_sys::CommonTableExpr>()).ctequery;
             let is_query = inner
                 .as_ref()
@@ -81,23 +82,6 @@ unsafe extern "C-unwind" fn look(query: *mut pg_sys::Query) {
     });
 }
 
-/// The nodes of a list; none of a null one.
-///
-/// # Safety
-/// Null, or a list of nodes that stays as it is for `'l`.
-unsafe fn nodes<'l>(list: *mut pg_sys::List) -> impl Iterator<Item = *mut pg_sys::Node> + 'l {
-    // SAFETY: as the caller says.
-    let cells = unsafe {
-        list.as_ref().map_or(&[][..], |list| {
-            std::slice::from_raw_parts(list.elements, usize::try_from(list.length).unwrap_or(0))
-        })
-    };
-    // SAFETY: a list of nodes has pointers in its cells.
-    cells
-        .iter()
-        .map(|cell| unsafe { cell.ptr_value.cast::<pg_sys::Node>() })
-}
-
 /// The entry of a range table at a place, from 1 on.
 ///
 /// # Safety
@@ -105,7 +89,7 @@ unsafe fn nodes<'l>(list: *mut pg_sys::List) -> impl Iterator<Item = *mut pg_sys
 unsafe fn entry(query: *mut pg_sys::Query, place: c_int) -> Option<*mut pg_sys::RangeTblEntry> {
     let place = usize::try_from(place).ok()?.checked_sub(1)?;
     // SAFETY: as the caller says.
-    unsafe { nodes((*query).rtable).nth(place).map(<*mut _>::cast) }
+    unsafe { raw_nodes((*query).rtable).nth(place).map(<*mut _>::cast) }
 }
 
 /// The partitions of a table that this session has locked.

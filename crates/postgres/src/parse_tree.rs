@@ -306,3 +306,18 @@ impl<'t> Part<'t, pg_sys::DefElem> {
 pub(crate) fn nodes<'t>(list: Option<List<'t>>) -> impl Iterator<Item = Node<'t>> {
     list.into_iter().flat_map(List::nodes)
 }
+
+/// The nodes of a list, for code that changes them; none of a null list.
+///
+/// # Safety
+/// Null, or a list of nodes that stays as it is for `'l`.
+pub(crate) unsafe fn raw_nodes<'l>(
+    list: *mut pg_sys::List,
+) -> impl Iterator<Item = *mut pg_sys::Node> + 'l {
+    // SAFETY: as the caller says.
+    let cells = unsafe { list.as_ref().map_or(&[][..], |list| Part(list).cells()) };
+    // SAFETY: a list of nodes has pointers in its cells.
+    cells
+        .iter()
+        .map(|cell| unsafe { cell.ptr_value.cast::<pg_sys::Node>() })
+}

@@ -33,6 +33,7 @@ use crate::compat;
 use crate::encoding::raw_name;
 use crate::error::{PgError, pass_on};
 use crate::ffi::raw;
+use crate::parse_tree::raw_nodes;
 use crate::syscache::{FunctionRow, namespace_name};
 use crate::value::{Content, Value};
 
@@ -163,7 +164,7 @@ unsafe extern "C-unwind" fn check_notes(items: *mut pg_sys::List) {
     };
     let mut version = None;
     // SAFETY: as the caller says.
-    for item in unsafe { cells(items) } {
+    for item in unsafe { raw_nodes(items) } {
         // SAFETY: a node of the list.
         let item = unsafe { &*item.cast::<pg_sys::PlanInvalItem>() };
         match (item.cacheId, version) {
@@ -182,23 +183,6 @@ unsafe extern "C-unwind" fn check_notes(items: *mut pg_sys::List) {
             _ => {}
         }
     }
-}
-
-/// The nodes of a list; none of a null one.
-///
-/// # Safety
-/// Null, or a list of nodes that stays as it is for `'l`.
-unsafe fn cells<'l>(list: *mut pg_sys::List) -> impl Iterator<Item = *mut pg_sys::Node> + 'l {
-    // SAFETY: as the caller says.
-    let cells = unsafe {
-        list.as_ref().map_or(&[][..], |list| {
-            std::slice::from_raw_parts(list.elements, usize::try_from(list.length).unwrap_or(0))
-        })
-    };
-    // SAFETY: a list of nodes has pointers in its cells.
-    cells
-        .iter()
-        .map(|cell| unsafe { cell.ptr_value.cast::<pg_sys::Node>() })
 }
 
 /// The call that is the key of a partitioned table.
@@ -221,12 +205,12 @@ impl Key {
             {
                 return None;
             }
-            let node = cells(*relation.partexprs).next()?;
+            let node = raw_nodes(*relation.partexprs).next()?;
             if (*node).type_ != pg_sys::NodeTag::T_FuncExpr {
                 return None;
             }
             let call = node.cast::<pg_sys::FuncExpr>();
-            let arguments = cells((*call).args).count();
+            let arguments = raw_nodes((*call).args).count();
             (arguments == 4 && is_key((*call).funcid)).then_some(Self { call })
         }
     }
@@ -235,7 +219,7 @@ impl Key {
     /// The relation is still planned.
     unsafe fn argument(self, place: usize) -> Option<*mut pg_sys::Node> {
         // SAFETY: as the caller says.
-        unsafe { cells((*self.call).args).nth(place) }
+        unsafe { raw_nodes((*self.call).args).nth(place) }
     }
 
     /// Calls `read` with the table's name.
@@ -349,7 +333,7 @@ unsafe fn said(clause: *mut pg_sys::Node, tenant: *mut pg_sys::Node) -> Option<S
         match (*clause).type_ {
             pg_sys::NodeTag::T_OpExpr => {
                 let operation = &*clause.cast::<pg_sys::OpExpr>();
-                let mut arguments = cells(operation.args);
+                let mut arguments = raw_nodes(operation.args);
                 let (one, other) = (arguments.next()?, arguments.next()?);
                 let (named, value) = match (is_tenant(one), is_tenant(other)) {
                     (true, false) => (one, other),
@@ -361,7 +345,7 @@ unsafe fn said(clause: *mut pg_sys::Node, tenant: *mut pg_sys::Node) -> Option<S
             }
             pg_sys::NodeTag::T_ScalarArrayOpExpr => {
                 let operation = &*clause.cast::<pg_sys::ScalarArrayOpExpr>();
-                let mut arguments = cells(operation.args);
+                let mut arguments = raw_nodes(operation.args);
                 let (named, values) = (arguments.next()?, arguments.next()?);
                 if !operation.useOr || !is_tenant(named) {
                     return None;
@@ -387,7 +371,7 @@ unsafe fn find_said(
     // SAFETY: as the caller says.
     unsafe {
         let mut clauses =
-            cells(conditions).map(|info| (*info.cast::<pg_sys::RestrictInfo>()).clause);
+            raw_nodes(conditions).map(|info| (*info.cast::<pg_sys::RestrictInfo>()).clause);
         clauses.find_map(|clause| said(clause.cast(), tenant).filter(|said| fits(*said)))
     }
 }
@@ -581,7 +565,7 @@ unsafe fn number_of(
 unsafe fn take_back(parent: *mut pg_sys::RelOptInfo, watch: &Watch) {
     // SAFETY: as the caller says.
     unsafe {
-        let ours = cells((*parent).baserestrictinfo).find(|info| {
+        let ours = raw_nodes((*parent).baserestrictinfo).find(|info| {
             let clause = (*info.cast::<pg_sys::RestrictInfo>())
                 .clause
                 .cast::<pg_sys::Node>();
@@ -604,11 +588,11 @@ unsafe fn is_answers(clause: *mut pg_sys::Node, watch: &Watch) -> bool {
         if (*clause).type_ != pg_sys::NodeTag::T_OpExpr {
             return false;
         }
-        let Some(first) = cells((*clause.cast::<pg_sys::OpExpr>()).args).next() else {
+        let Some(first) = raw_nodes((*clause.cast::<pg_sys::OpExpr>()).args).next() else {
             return false;
         };
         (*first).type_ == pg_sys::NodeTag::T_FuncExpr
-            && cells((*first.cast::<pg_sys::FuncExpr>()).args).count() == 4
+            && raw_nodes((*first.cast::<pg_sys::FuncExpr>()).args).count() == 4
             && (*first.cast::<pg_sys::FuncExpr>()).funcid
                 == function(watch, watch.answers, &ANSWERS)
     }
@@ -720,7 +704,7 @@ unsafe fn add_note(global: *mut pg_sys::PlannerGlobal, note: Note) {
     // SAFETY: as the caller says.
     unsafe {
         let known = |cache, value| {
-            cells((*global).invalItems).any(|item| {
+            raw_nodes((*global).invalItems).any(|item| {
                 let item = &*item.cast::<pg_sys::PlanInvalItem>();
                 (item.cacheId, item.hashValue) == (cache, value)
             })
@@ -785,7 +769,7 @@ unsafe extern "C-unwind" fn on_parent(
         {
             (*relation).baserestrictinfo = pg_sys::lappend(conditions, condition.cast());
         }
-        for info in cells((*relation).ppilist) {
+        for info in raw_nodes((*relation).ppilist) {
             let info = info.cast::<pg_sys::ParamPathInfo>();
             if let Some(said) = find_said((*info).ppi_clauses, tenant, runs)
                 && let Some(condition) = candidates(root, relation, key, watch, said)

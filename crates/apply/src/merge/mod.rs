@@ -1,11 +1,11 @@
 //! Conflicts that a user's conflict function resolves: its arguments, the meaning of its answer,
 //! and the write. Run by the appliers.
 //!
-//! What else the function writes belongs to the transaction that is applied, and so is not sent to
-//! other nodes. If it is to be sent, that transaction is rolled back, and the function is called in
-//! a transaction of this node. That transaction keeps the function's writes together with a record
-//! (`braid.conflict_call`) of the two rows and the answer. Then the applied transaction starts
-//! again, and finds the record.
+//! Other writes of the function belong to the transaction that is applied, and so are not sent to
+//! other nodes. If they are to be sent, that transaction is rolled back, and the function is called
+//! in a transaction of this node. That transaction keeps the function's writes together with a
+//! record (`braid.conflict_call`) of the two rows and the answer. Then the applied transaction
+//! starts again, and finds the record.
 
 mod call;
 mod row_value;

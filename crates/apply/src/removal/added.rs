@@ -4,7 +4,7 @@
 const ADDED_WORDS: usize = 1024;
 
 /// Filter for rows of tables without a key that the current transaction has added, by their hashes.
-/// It may also contain others.
+/// The filter may also contain other rows.
 #[derive(Debug, Default)]
 pub(crate) struct Added {
     bits: Vec<u64>,
