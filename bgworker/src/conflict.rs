@@ -300,6 +300,23 @@ pub fn decide_delete(local: Local<'_>, remote: Version<'_>, from_origin: bool) -
     }
 }
 
+/// Of a transaction that comes after all that is here, whatever the clocks say: versioned
+/// transactions are applied in one order on all nodes. `decision` is that by versions of rows.
+#[must_use]
+pub fn in_order(decision: Decision, local: Local<'_>) -> Decision {
+    match local {
+        Local::Own
+        | Local::Unversioned
+        | Local::Present(_)
+        | Local::Merged(_)
+        | Local::OwnMerged(_) => NO_CONFLICT,
+        // An insert after a deletion.
+        Local::Deleted(_) if decision.conflict == Some(Kind::UpdateDeleted) => NO_CONFLICT,
+        // What is to be updated or deleted is not here: that is said.
+        Local::Missing | Local::Deleted(_) => decision,
+    }
+}
+
 /// Decides about a row in a table that is truncated. `decision` is the decision about the row's
 /// deletion, by [`decide_delete`] and the rules for the table. The user's function is not called:
 /// the row stays if it is newer.
@@ -466,6 +483,32 @@ mod tests {
             decide_update(Local::Deleted(A), LATER, true).action,
             Action::Apply
         );
+    }
+
+    #[test]
+    fn a_transaction_in_order_comes_after_all_that_is_here() {
+        let newer = Version {
+            timestamp: 20,
+            origin: "paris",
+        };
+        let remote = Version {
+            timestamp: 10,
+            origin: "tokyo",
+        };
+        for local in [Local::Present(newer), Local::Merged(newer)] {
+            for decide in [decide_insert, decide_update, decide_delete] {
+                let decision = decide(local, remote, true);
+                assert_eq!(decision.action, Action::Keep);
+                assert_eq!(in_order(decision, local), NO_CONFLICT);
+            }
+        }
+        let deleted = Local::Deleted(newer);
+        let insert = decide_insert(deleted, remote, true);
+        assert_eq!(in_order(insert, deleted), NO_CONFLICT);
+        let delete = decide_delete(deleted, remote, true);
+        assert_eq!(in_order(delete, deleted), delete);
+        let update = decide_update(Local::Missing, remote, true);
+        assert_eq!(in_order(update, Local::Missing), update);
     }
 
     #[test]

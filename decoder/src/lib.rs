@@ -32,7 +32,9 @@ pub use hash::KeyHasher;
 pub use numeric::Numeric;
 pub use options::{OptionText, Options};
 pub use origin::{Only, OriginPolicy, Source, classify};
-pub use outbox::{FrameSink, Outbox, POSITION_PREFIX, REPLACED_PREFIX, RULE_PREFIX, Transaction};
+pub use outbox::{
+    FrameSink, Outbox, POSITION_PREFIX, REPLACED_PREFIX, RULE_PREFIX, Transaction, VERSIONS_PREFIX,
+};
 pub use publication::{
     Actions, Catalog, Columns, Filter, GeneratedColumns, Publication, Publishing, RelationFacts,
     publishing,

@@ -35,6 +35,9 @@ pub const POSITION_PREFIX: &str = "braid.position";
 /// Prefix of the message that carries a rule for conflicts or for a column, set for all nodes.
 /// Content: see `braid.take_conflict_resolution` and `braid.take_column_rule`.
 pub const RULE_PREFIX: &str = "braid.conflict_rule";
+/// Prefix of the message with which a versioned transaction begins. Content:
+/// `braid_versions::Note`.
+pub const VERSIONS_PREFIX: &str = "braid.versions";
 /// Prefix of the message before a change that has replaced a row version of another node. Content:
 /// that version, as the timestamp (i64, microseconds since 1970-01-01 UTC, little-endian), then the
 /// origin's name.

@@ -1134,9 +1134,35 @@ create table braid.versioned_table (
     schema_name name not null,
     table_name name not null,
     -- Null: this node does not have the table.
-    relation oid
+    relation oid,
+    -- 0: about to be versioned, 1: written in versioned transactions, 2: about to be an ordinary
+    -- table.
+    phase integer not null default 1
 );
 comment on table braid.versioned_table is 'tables that are written in the order of versions, as agreed';
+
+-- Which versioned writes count, as the group has agreed: the newest 64 decisions. The proposer of
+-- the last one gives versions, as long as its versions process is that start.
+create table braid.version_cut (
+    term bigint primary key,
+    content bytea not null,
+    holder_id bigint not null,
+    holder_boot bigint not null
+);
+comment on table braid.version_cut is 'decisions of the group about versioned writes';
+
+-- Starts of the versions process.
+create table braid.version_boot (
+    is_self boolean primary key default true check (is_self),
+    boot bigint not null
+);
+comment on table braid.version_boot is 'how often the versions process has started';
+
+-- Versions of committed transactions: a row that is inserted is a message to the nodes that
+-- receive from this one. It stays until later ones supersede it, and says what this node has.
+create table braid.version_record (content text not null);
+alter table braid.version_record replica identity full;
+comment on table braid.version_record is 'versions of the transactions that this node has committed or applied';
 
 -- The sequences of this database, in a group: numbers count from 1, which stands for the sequence's
 -- own START value.
@@ -1276,7 +1302,7 @@ revoke all on braid.applied, braid.connection, braid.comparison, braid.differenc
     braid.confirmed, braid.subscription_table, braid.left_out_table, braid.origin, braid.slot_cleanup, braid.conflict_record, braid.ingest_source, braid.conflict_rule, braid.foreign_key_rule, braid.deleted_parent, braid.missing_column_rule, braid.missing_column, braid.rule_change, braid.ddl_message, braid.ddl_entry, braid.ddl_intent, braid.former_column, braid.own_value, braid.former_table, braid.column_rule, braid.conflict_value,
     braid.conflict_count, braid.conflict_total, braid.conflict_call, braid.batch, braid.local_version, braid.kept_commit, braid.tombstone, braid.taken_row, braid.taken_up_to, braid.column_write, braid.copied_version, braid.copied_table, braid.rewrite, braid.copied_position, braid.displacement, braid.unfound,
     braid.split_progress, braid.parked_transaction, braid.parked_record, braid.unprepared, braid.group_self, braid.group_snapshot, braid.group_entry, braid.group_letter, braid.group_known,
-    braid.group_member, braid.group_hold, braid.group_logged, braid.group_option, braid.balancer_decision, braid.versioned_table, braid.group_kept, braid.group_merge, braid.group_merge_table, braid.group_recovery, braid.sequence, braid.sequence_told, braid.snowflake_tick, braid.snowflake53_tick, braid.join_step from public;
+    braid.group_member, braid.group_hold, braid.group_logged, braid.group_option, braid.balancer_decision, braid.versioned_table, braid.version_cut, braid.version_boot, braid.version_record, braid.group_kept, braid.group_merge, braid.group_merge_table, braid.group_recovery, braid.sequence, braid.sequence_told, braid.snowflake_tick, braid.snowflake53_tick, braid.join_step from public;
 
 ------------------------------------------------------------------------------------------------------------------------
 -- Nodes
@@ -4298,6 +4324,11 @@ create function braid.group_receive(messages bytea[]) returns void
     as 'MODULE_PATHNAME', 'group_receive_wrapper';
 comment on function braid.group_receive is 'takes messages of another member of the group';
 
+create function braid.version_receive(messages bytea[]) returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'version_receive_wrapper';
+comment on function braid.version_receive is 'takes messages of another member''s versions process';
+
 create function braid.group_add(request bytea) returns text
     language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'group_add_wrapper';
@@ -4379,6 +4410,8 @@ begin
     delete from braid.group_option;
     delete from braid.balancer_decision;
     delete from braid.versioned_table;
+    delete from braid.version_cut;
+    delete from braid.version_record;
     delete from braid.group_logged;
     perform pg_drop_replication_slot(l.slot_name) from pg_replication_slots l
       where l.slot_name = 'braid_kept_' || (select d.oid from pg_database d where d.datname = current_database()) and not l.active;
@@ -5267,6 +5300,7 @@ grant execute on function
     braid.wait_for_event,
     braid.wait_for_group,
     braid.group_receive,
+    braid.version_receive,
     braid.group_add,
     braid.group_remove,
     braid.group_hold,

@@ -94,7 +94,7 @@ pub use open_table::{check_target, key_of, may_insert};
 pub use relation::takes_changes;
 pub use rewrite::table_is_rewritten;
 pub use route::NOT_KNOWN;
-pub use rules::{announce as announce_rules, is_rule, take_rule};
+pub use rules::{announce as announce_rules, is_rule, is_versions, take_rule};
 pub use savepoint::Savepoint;
 pub use session::{Identity, Session};
 pub use statement::{StatementInHand, content_of_statement, is_statement, role_of, tables_of};

@@ -8,7 +8,7 @@ use braid_bgworker::table_order::HashedKey;
 use braid_gir::{Image, ReplicaIdentity, Schema, Value};
 use braid_node::ddl::{self, ColumnPlace};
 use braid_node::table_order;
-use braid_node::versions::tables;
+use braid_node::versions::{self, tables};
 use braid_postgres::error::PgError;
 use braid_postgres::lock::LockMode;
 use braid_postgres::memory::Scratch;
@@ -309,18 +309,25 @@ pub fn check_kind(relation: RelationRef<'_>) -> Result<(), PgError> {
     )
 }
 
-/// Checks that a table is not versioned: changes are not applied in the order of versions yet.
+/// Checks that the current transaction may write a table: a versioned one only in the order of
+/// versions, as a transaction that begins with them.
 fn check_unversioned(relation: RelationRef<'_>) -> Result<(), PgError> {
-    if tables::number_of(relation.oid()).is_none() {
+    let Some(table) = tables::of(relation.oid()) else {
+        return Ok(());
+    };
+    // In the other phases what was written before is on its way.
+    if table.phase != tables::COUNTS || versions::is_in_order(table.relation) {
         return Ok(());
     }
     let (schema, name) = relation.qualified_name();
     Err(PgError::new(
-        SqlState::FeatureNotSupported,
-        format!("changes can't be applied to versioned table \"{schema}.{name}\" yet"),
+        SqlState::ObjectNotInPrerequisiteState,
+        format!(
+            "a change without versions can't be applied to versioned table \"{schema}.{name}\""
+        ),
     )
-    .with_detail("They would be applied without regard to the order of versions.")
-    .with_hint("Drop the subscription, or call braid.unversion_table at this node."))
+    .with_detail("It would be applied without regard to the order of versions.")
+    .with_hint("All nodes write the table in versioned transactions. See braid.unversion_table."))
 }
 
 /// Checks that no partition of a table, of any level, is a foreign table.

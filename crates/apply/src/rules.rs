@@ -3,7 +3,7 @@
 
 use braid_bgworker::resolution::{Function, Level, Rule, Rules};
 use braid_bgworker::sqlstate::SqlState;
-use braid_decoder::RULE_PREFIX;
+use braid_decoder::{RULE_PREFIX, VERSIONS_PREFIX};
 use braid_gir::Message;
 use braid_node::subscription::execute;
 use braid_postgres::error::PgError;
@@ -81,6 +81,12 @@ pub fn load(table: pg_sys::Oid) -> Result<Rules, PgError> {
 #[must_use]
 pub fn is_rule(message: &Message<'_>) -> bool {
     message.transactional && message.prefix == RULE_PREFIX
+}
+
+/// Whether a message is the versions of the transaction that begins with it.
+#[must_use]
+pub fn is_versions(message: &Message<'_>) -> bool {
+    message.transactional && message.prefix == VERSIONS_PREFIX
 }
 
 impl Session {

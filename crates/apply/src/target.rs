@@ -7,6 +7,7 @@
 use braid_bgworker::sqlstate::SqlState;
 use braid_node::crash;
 use braid_node::registry::{self, TableEntry};
+use braid_node::versions::tables;
 use braid_postgres::error::{PeerLock, PgError};
 use braid_postgres::relation::RelationRef;
 use pgrx::pg_sys;
@@ -86,6 +87,11 @@ impl Target {
             table.discard();
         }
     }
+}
+
+/// Whether a table is versioned: whether a transaction may write it is checked each time anew.
+fn is_versioned(key: Key) -> bool {
+    tables::number_of(pg_sys::Oid::from(key.1)).is_some()
 }
 
 /// Resumes a suspended table, whose locks this transaction holds, unless something was invalidated.
@@ -179,7 +185,8 @@ impl Tables {
             return Standing::Closed;
         };
         // Taking the locks processes invalidations that have come meanwhile.
-        let resumed = generation::is_current(target.generation) && {
+        let is_current = generation::is_current(target.generation) && !is_versioned(key);
+        let resumed = is_current && {
             OpenTable::lock(pg_sys::Oid::from(key.1), &target.indexes);
             resume_locked(table, target.generation)
         };
@@ -202,6 +209,7 @@ impl Tables {
         let table = target.table.as_mut()?;
         // Locks stay until the end of the transaction, even if the table is not resumed.
         if !generation::is_current(target.generation)
+            || is_versioned(key)
             || !OpenTable::lock_if_free(pg_sys::Oid::from(key.1), &target.indexes)
             || !resume_locked(table, target.generation)
         {

@@ -16,9 +16,9 @@
 use std::fmt;
 
 use crate::member::{ConnectionString, MemberId, MemberState, NewMember, Version};
-use crate::versioned::{read_name, write_name};
+use crate::versioned::{CUT_LIMIT, read_name, write_name};
 use braid_codec::{Malformed, Reader, Writer};
-use braid_versions::{TableName, TableNumber};
+use braid_versions::{Bytes, Cut, TableName, TableNumber};
 
 /// The longest key of a lock, name of a sequence or name of a lease, in bytes.
 pub const KEY_LIMIT: usize = 512;
@@ -193,10 +193,28 @@ pub enum Command {
         /// The table's number.
         table: TableNumber,
     },
+    /// Decides which versioned writes count, and has the proposer's versions process begin as
+    /// sequencer.
+    CutVersions {
+        /// The decision, over everyone.
+        cut: Cut,
+        /// The start of the proposer's versions process.
+        boot: u64,
+    },
+    /// Says that a member has all that the others wrote to a table before it begins, or ends, to be
+    /// versioned, and that it writes no more in that way.
+    DrainTable {
+        /// The table's number.
+        table: TableNumber,
+        /// The member.
+        member: MemberId,
+        /// Whether the table's versions end.
+        ends: bool,
+    },
 }
 
 /// Tag, first version and name of every kind. Tags are never changed and never used again.
-const KINDS: [(u16, Version, &str); 18] = [
+const KINDS: [(u16, Version, &str); 20] = [
     (2, Version::new(0, 0, 0), "add member"),
     (3, Version::new(0, 0, 0), "activate member"),
     (4, Version::new(0, 0, 0), "set state"),
@@ -215,6 +233,8 @@ const KINDS: [(u16, Version, &str); 18] = [
     (49, Version::new(0, 0, 0), "balancer"),
     (56, Version::new(0, 0, 0), "version table"),
     (57, Version::new(0, 0, 0), "unversion table"),
+    (58, Version::new(0, 0, 0), "cut versions"),
+    (59, Version::new(0, 0, 0), "drain table"),
 ];
 
 impl Command {
@@ -240,6 +260,8 @@ impl Command {
             Self::Decide(_) => 49,
             Self::VersionTable { .. } => 56,
             Self::UnversionTable { .. } => 57,
+            Self::CutVersions { .. } => 58,
+            Self::DrainTable { .. } => 59,
         }
     }
 
@@ -353,6 +375,16 @@ impl Command {
             Self::UnversionTable { table } => {
                 w.u32(table.0);
             }
+            Self::CutVersions { cut, boot } => {
+                w.bytes(&cut.encode()).u64(*boot);
+            }
+            Self::DrainTable {
+                table,
+                member,
+                ends,
+            } => {
+                w.u32(table.0).u64(member.get()).bool(*ends);
+            }
         }
     }
 
@@ -435,6 +467,15 @@ impl Command {
             },
             57 => Self::UnversionTable {
                 table: TableNumber(r.u32()?),
+            },
+            58 => Self::CutVersions {
+                cut: Cut::decode(r.bytes(CUT_LIMIT)?)?,
+                boot: r.u64()?,
+            },
+            59 => Self::DrainTable {
+                table: TableNumber(r.u32()?),
+                member: MemberId::read(&mut r)?,
+                ends: r.bool()?,
             },
             other => return Err(r.unknown(other)),
         };

@@ -81,3 +81,4 @@ pub use member::{
 pub use outcome::{Outcome, Refusal, Value};
 pub use state::{Lease, Lock, State, TABLE_LIMIT};
 pub use stored::{Record, Stored, Work};
+pub use versioned::{Phase, Sequencing};

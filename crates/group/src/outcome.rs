@@ -106,8 +106,13 @@ pub enum Refusal {
     AlreadyVersioned(String),
     /// No versioned table has this number.
     NotVersioned(u32),
-    /// A table can't be versioned in a group of several nodes with data.
-    SeveralNodes,
+    /// Another decision about versioned writes came first.
+    OtherCut {
+        /// The term of that decision.
+        term: u64,
+    },
+    /// Tables are versioned only while all members with data are active.
+    NotActive(String),
     /// A node with data can't join a group that has versioned tables.
     HasVersionedTables,
     /// A table of the state is full.
@@ -152,11 +157,12 @@ impl Refusal {
             Self::AlreadyVersioned(_) | Self::NotVersioned(_) => {
                 "The view braid.table_versions lists the versioned tables."
             }
-            Self::SeveralNodes => {
-                "Versions are not shipped to other nodes yet: version tables only in a group of one node and witnesses."
+            Self::OtherCut { .. } => "Nothing is to be done: versions go on from that decision.",
+            Self::NotActive(_) => {
+                "Wait until it has joined, or is active again. See braid.group_nodes."
             }
             Self::HasVersionedTables => {
-                "Versions are not shipped to other nodes yet: call braid.unversion_table for each table of braid.table_versions first."
+                "Call braid.unversion_table for each table of braid.table_versions first."
             }
             Self::Superseded | Self::Forgotten => "Look at what is in effect, and try again.",
             Self::Full { .. } => "Remove what is not needed any more.",
@@ -208,7 +214,8 @@ impl Refusal {
             Self::HasShards { table } => w.u8(20).text(table),
             Self::AlreadyVersioned(name) => w.u8(56).text(name),
             Self::NotVersioned(number) => w.u8(57).u32(*number),
-            Self::SeveralNodes => w.u8(58),
+            Self::OtherCut { term } => w.u8(58).u64(*term),
+            Self::NotActive(name) => w.u8(60).text(name),
             Self::HasVersionedTables => w.u8(59),
         };
     }
@@ -251,7 +258,8 @@ impl Refusal {
             },
             56 => Self::AlreadyVersioned(r.text(3 * KEY_LIMIT)?),
             57 => Self::NotVersioned(r.u32()?),
-            58 => Self::SeveralNodes,
+            58 => Self::OtherCut { term: r.u64()? },
+            60 => Self::NotActive(r.text(NAME_LIMIT)?),
             59 => Self::HasVersionedTables,
             other => return Err(r.unknown(other)),
         })
@@ -301,9 +309,10 @@ impl fmt::Display for Refusal {
             Self::Forgotten => f.write_str("what became of the proposal is not known any more"),
             Self::AlreadyVersioned(name) => write!(f, "table {name} is versioned already"),
             Self::NotVersioned(number) => write!(f, "the group has no versioned table {number}"),
-            Self::SeveralNodes => f.write_str(
-                "versioned tables are not supported yet in a group of several nodes with data",
-            ),
+            Self::OtherCut { term } => {
+                write!(f, "term {term} of table versions has begun meanwhile")
+            }
+            Self::NotActive(name) => write!(f, "node \"{name}\" is not active in the group"),
             Self::HasVersionedTables => {
                 f.write_str("a node with data can't join yet, as the group has versioned tables")
             }

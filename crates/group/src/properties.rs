@@ -90,6 +90,23 @@ fn command() -> impl Strategy<Value = Command> {
         (0..4_u32).prop_map(|table| Command::UnversionTable {
             table: TableNumber(table),
         }),
+        (0..4_u32, member(), any::<bool>()).prop_map(|(table, member, ends)| {
+            Command::DrainTable {
+                table: TableNumber(table),
+                member,
+                ends,
+            }
+        }),
+        (0..3_u64, 0..9_u64).prop_map(|(follows, boot)| Command::CutVersions {
+            cut: braid_versions::Cut {
+                term: braid_versions::Term(follows + 1),
+                follows: braid_versions::Term(follows),
+                scope: braid_versions::Scope::Everyone {
+                    ends: std::collections::BTreeMap::new(),
+                },
+            },
+            boot,
+        }),
         routing().prop_map(Command::Route),
         decided().prop_map(Command::Decide),
     ]

@@ -11,7 +11,7 @@
 //!
 //! Not for: who leads, what is not committed yet, when a lease ends (`lease.rs`).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::command::{
     Command, KEY_LIMIT, LEASE_LIMIT, Proposal, ProposalId, Token, VALUE_LIMIT, key,
@@ -20,10 +20,10 @@ use crate::member::{
     GroupId, Member, MemberId, MemberState, NAME_LIMIT, NewMember, NodeNumber, Role, Version,
 };
 use crate::outcome::{Outcome, Refusal, Value, read_outcome, write_outcome};
-use crate::versioned::Versioned;
+use crate::versioned::{Phase, Sequencing, Versioned};
 use braid_codec::{Malformed, Reader, Writer};
 use braid_routing::{NodeId, Routing};
-use braid_versions::{TableName, TableNumber};
+use braid_versions::{Cut, TableName, TableNumber};
 
 /// Format 2 has sections behind the answers. It is written only if there is one, so that a Braid
 /// that does not know of sections reads the state as long as it has none.
@@ -36,6 +36,8 @@ const SECTIONS_LIMIT: usize = 64;
 const ROUTING: u16 = 48;
 /// The section of versioned tables.
 const VERSIONED: u16 = 56;
+/// The section of what groups of several nodes with data have beside; after that one.
+const SHARED_VERSIONS: u16 = 57;
 /// How many answers are kept for each member; no member has more proposals under way.
 pub(crate) const ANSWERS: usize = 64;
 /// How many locks, leases, options and sequences a group can have, each.
@@ -246,6 +248,23 @@ impl State {
         self.versioned.tables()
     }
 
+    /// The phase of a versioned table, and the members that have drained it in this phase.
+    #[must_use]
+    pub fn phase_of(&self, table: TableNumber) -> Option<(Phase, &BTreeSet<MemberId>)> {
+        self.versioned.phase(table)
+    }
+
+    /// The last decisions about versioned writes, in their order.
+    pub fn cuts(&self) -> impl Iterator<Item = &Cut> {
+        self.versioned.cuts()
+    }
+
+    /// The member with the sequencer of table versions.
+    #[must_use]
+    pub fn sequencing(&self) -> Option<Sequencing> {
+        self.versioned.sequencing()
+    }
+
     /// The members with a vote, and those that only receive the log; by number.
     #[must_use]
     pub fn configuration(&self) -> (Vec<u64>, Vec<u64>) {
@@ -445,16 +464,44 @@ impl State {
                 lease.duration = 0;
                 Ok(Value::Done)
             }
+            Command::VersionTable { .. }
+            | Command::UnversionTable { .. }
+            | Command::CutVersions { .. }
+            | Command::DrainTable { .. } => self.change_versions(command, id),
+        }
+    }
+
+    fn change_versions(&mut self, command: &Command, id: ProposalId) -> Outcome {
+        match command {
             Command::VersionTable { table } => {
-                if self.nodes_with_data() > 1 {
-                    return Err(Refusal::SeveralNodes);
+                let state = |member: &&Member| member.state != MemberState::Active;
+                if let Some(member) = self.with_data().find(state) {
+                    return Err(Refusal::NotActive(member.about.name.clone()));
                 }
-                self.versioned.add(table).map(|()| Value::Done)
+                let phase = if self.is_alone() {
+                    Phase::Counts
+                } else {
+                    Phase::Begins
+                };
+                self.versioned.add(table, phase)?;
             }
             Command::UnversionTable { table } => {
-                self.versioned.remove(*table).map(|()| Value::Done)
+                let alone = self.is_alone();
+                self.versioned.remove(*table, alone)?;
             }
+            Command::CutVersions { cut, boot } => self.versioned.cut(cut, id.member, *boot)?,
+            Command::DrainTable {
+                table,
+                member,
+                ends,
+            } => {
+                self.present_member(*member)?;
+                self.versioned.drain(*table, *member, *ends)?;
+                self.settle_versions();
+            }
+            _ => {}
         }
+        Ok(Value::Done)
     }
 
     fn activate(&mut self, member: MemberId) -> Outcome {
@@ -483,9 +530,21 @@ impl State {
         }
     }
 
-    fn nodes_with_data(&self) -> usize {
-        let with_data = |member: &&Member| member.about.role == Role::Data;
-        self.present().filter(with_data).count()
+    /// The members with data, joining ones included.
+    pub fn with_data(&self) -> impl Iterator<Item = &Member> {
+        self.present()
+            .filter(|member| member.about.role == Role::Data)
+    }
+
+    /// Whether no versions are shipped: one member has data, and no sequencer was agreed on.
+    #[must_use]
+    pub fn is_alone(&self) -> bool {
+        self.with_data().count() < 2 && self.versioned.sequencing().is_none()
+    }
+
+    fn settle_versions(&mut self) {
+        let with_data = self.with_data().map(|member| member.id).collect();
+        self.versioned.settle(&with_data);
     }
 
     fn present_member(&self, id: MemberId) -> Result<&Member, Refusal> {
@@ -519,7 +578,8 @@ impl State {
     fn add(&mut self, new: &NewMember, index: u64) -> Outcome {
         self.old_enough(new.braid)?;
         // A group's only node with data may have been removed.
-        if new.role == Role::Data && !self.versioned.is_empty() && self.nodes_with_data() > 0 {
+        if new.role == Role::Data && !self.versioned.is_empty() && self.with_data().next().is_some()
+        {
             return Err(Refusal::HasVersionedTables);
         }
         for member in self.present() {
@@ -559,7 +619,9 @@ impl State {
                 lease.holder = None;
             }
         }
-        self.change(id, |member| member.state = MemberState::Removed)
+        let outcome = self.change(id, |member| member.state = MemberState::Removed);
+        self.settle_versions();
+        outcome
     }
 
     fn take_lock(&mut self, key: &[u8], holder: MemberId, id: ProposalId, token: Token) -> Outcome {
@@ -710,6 +772,11 @@ impl State {
             self.versioned.write(&mut w);
             sections.push((VERSIONED, w.done()));
         }
+        if self.versioned.is_shared() {
+            let mut w = Writer::new();
+            self.versioned.write_shared(&mut w);
+            sections.push((SHARED_VERSIONS, w.done()));
+        }
         sections
     }
 
@@ -721,6 +788,11 @@ impl State {
             VERSIONED => {
                 let mut section = Reader::new(bytes, "versioned tables");
                 self.versioned = Versioned::read(&mut section)?;
+                section.end()?;
+            }
+            SHARED_VERSIONS => {
+                let mut section = Reader::new(bytes, "versions of a group");
+                self.versioned.read_shared(&mut section)?;
                 section.end()?;
             }
             other => return Err(r.unknown(other)),

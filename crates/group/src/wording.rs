@@ -55,6 +55,18 @@ pub fn subject(command: &Command, state: &State) -> String {
         Command::RenewLease { name, .. } | Command::ReleaseLease { name, .. } => text(name),
         Command::VersionTable { table } => table.to_string(),
         Command::UnversionTable { table } => format!("versioned table {table}"),
+        Command::CutVersions { cut, .. } => format!("term {}", cut.term.0),
+        Command::DrainTable {
+            table,
+            member,
+            ends,
+        } => {
+            let what = if *ends { "last" } else { "first" };
+            format!(
+                "versioned table {table}: {what} writes, at {}",
+                name(member)
+            )
+        }
         Command::Route(entry) => routing(entry),
         Command::Decide(decided) => {
             let rule = decided.rule();

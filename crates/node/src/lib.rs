@@ -18,6 +18,7 @@ pub mod group;
 pub mod kept_commit;
 pub mod left_origin;
 pub mod local_version;
+mod mail;
 pub mod mailbox;
 pub mod origin;
 pub mod owners;

@@ -30,6 +30,7 @@ use braid_postgres::timestamp::now;
 use braid_postgres::{latch, process};
 
 use crate::group;
+use crate::mail::Mail;
 use crate::registry::{self, ManagerEntry, locked};
 
 /// Bytes for messages that wait.
@@ -58,14 +59,12 @@ const ABANDONED: u32 = 4;
 /// All atomics, so that zeroed memory is a valid one.
 #[repr(C)]
 struct Layout {
-    /// Bytes that were ever put in, and taken out.
-    written: AtomicU64,
-    read: AtomicU64,
+    /// Messages of other members.
+    mail: Mail<MAIL>,
     /// Whether longer messages wait in `braid.group_letter`.
     has_letters: AtomicU32,
     view_length: AtomicU32,
     questions: [Question; QUESTIONS],
-    mail: [AtomicU8; MAIL],
     view: [AtomicU8; VIEW],
 }
 
@@ -145,66 +144,13 @@ impl Mailbox {
     /// Takes all messages out. For the worker.
     #[must_use]
     pub fn take_mail(&self) -> Vec<Vec<u8>> {
-        let bytes = locked(|| {
-            let (read, written) = (
-                self.layout.read.load(Ordering::Relaxed),
-                self.layout.written.load(Ordering::Relaxed),
-            );
-            let bytes: Vec<u8> = (read..written)
-                .filter_map(|at| self.cell(at))
-                .map(|cell| cell.load(Ordering::Relaxed))
-                .collect();
-            self.layout.read.store(written, Ordering::Relaxed);
-            bytes
-        });
-        let mut rest = bytes.as_slice();
-        let mut messages = Vec::new();
-        while let Some((length, after)) = rest.split_first_chunk::<4>() {
-            let length = usize::try_from(u32::from_be_bytes(*length)).unwrap_or(usize::MAX);
-            let Some((message, after)) = after.split_at_checked(length) else {
-                break;
-            };
-            messages.push(message.to_vec());
-            rest = after;
-        }
-        messages
-    }
-
-    fn cell(&self, at: u64) -> Option<&'static AtomicU8> {
-        let place = usize::try_from(at % MAIL as u64).ok()?;
-        self.layout.mail.get(place)
+        self.layout.mail.take()
     }
 
     /// Whether longer messages wait in the table. Says so once. For the worker.
     #[must_use]
     pub fn take_letters(&self) -> bool {
         self.layout.has_letters.swap(0, Ordering::AcqRel) != 0
-    }
-
-    /// Puts a message in. False if there is no room, so that it is lost.
-    fn post(&self, message: &[u8]) -> bool {
-        let Ok(length) = u32::try_from(message.len()) else {
-            return false;
-        };
-        locked(|| {
-            let (read, written) = (
-                self.layout.read.load(Ordering::Relaxed),
-                self.layout.written.load(Ordering::Relaxed),
-            );
-            let room = (MAIL as u64).saturating_sub(written.saturating_sub(read));
-            if message.len() as u64 + 4 > room {
-                return false;
-            }
-            let mut at = written;
-            for byte in length.to_be_bytes().iter().chain(message) {
-                if let Some(cell) = self.cell(at) {
-                    cell.store(*byte, Ordering::Relaxed);
-                }
-                at += 1;
-            }
-            self.layout.written.store(at, Ordering::Relaxed);
-            true
-        })
     }
 
     /// Takes the questions that were asked. For the worker.
@@ -386,7 +332,7 @@ fn find_soon(deadline: Instant) -> Result<(&'static ManagerEntry, u32, Mailbox),
 /// 55000 if no group worker runs.
 pub fn deliver(message: &[u8]) -> Result<bool, PgError> {
     let (entry, _, mailbox) = find()?;
-    let delivered = message.len() <= MESSAGE_LIMIT && mailbox.post(message);
+    let delivered = message.len() <= MESSAGE_LIMIT && mailbox.layout.mail.post(message);
     process::set_latch(entry.group_latch.load(Ordering::Acquire));
     Ok(delivered)
 }

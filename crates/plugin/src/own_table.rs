@@ -18,6 +18,9 @@ pub(super) enum OwnTable {
     RuleChange,
     /// `braid.unfound`: its rows are deletions of rows, and truncates, that found nothing here.
     Unfound,
+    /// `braid.version_record`: its rows are the versions of the transactions that have written
+    /// them.
+    VersionRecord,
 }
 
 impl OwnTable {
@@ -32,6 +35,8 @@ impl OwnTable {
             Self::RuleChange
         } else if name == c"unfound" {
             Self::Unfound
+        } else if name == c"version_record" {
+            Self::VersionRecord
         } else {
             return None;
         };
@@ -54,8 +59,8 @@ pub(super) fn columns<const N: usize>(
     values?.try_into().ok()
 }
 
-/// The text of a new row of `braid.rule_change` or `braid.ddl_message`, its only column. `None`
-/// when it is not one of ours after all. What is allocated is in the current memory context.
+/// The text of a new row of a table with one column. `None` when it is not one of ours
+/// after all. What is allocated is in the current memory context.
 pub(super) fn message(change: &Change<'_>) -> Option<String> {
     let [text] = columns(change.new_values())?;
     text?.text()

@@ -2,7 +2,7 @@
 //! tables tell.
 
 use braid_bgworker::hex;
-use braid_decoder::{OriginPolicy, Outbox, REPLACED_PREFIX, RULE_PREFIX};
+use braid_decoder::{OriginPolicy, Outbox, REPLACED_PREFIX, RULE_PREFIX, VERSIONS_PREFIX};
 use braid_gir::{DDL_PREFIX, Message, Operation, Statement};
 use braid_postgres::relation::Described;
 use pgrx::{PgSqlErrorCode, pg_sys};
@@ -53,12 +53,7 @@ impl GirStream {
         if let Some(own) = entry.kept.own {
             // An own table's row says nothing of the version of the row that it tells of.
             replaced_now.clear();
-            return match own {
-                OwnTable::DdlMessage => self.put_statement(change),
-                OwnTable::Displacement => self.put_displacement(change),
-                OwnTable::RuleChange => self.put_rule_change(change),
-                OwnTable::Unfound => self.put_unfound(change),
-            };
+            return self.put_own(own, change);
         }
         let Some(compiled) = &entry.compiled else {
             return false;
@@ -129,6 +124,18 @@ impl GirStream {
         // in an error that is none.
         entry.kept.fence = false;
         true
+    }
+
+    /// Writes what a row of the extension's own tables tells. Returns whether something was
+    /// written.
+    fn put_own(&mut self, own: OwnTable, change: &Change<'_>) -> bool {
+        match own {
+            OwnTable::DdlMessage => self.put_statement(change),
+            OwnTable::Displacement => self.put_displacement(change),
+            OwnTable::RuleChange => self.put_rule_change(change),
+            OwnTable::Unfound => self.put_unfound(change),
+            OwnTable::VersionRecord => self.put_versions(change),
+        }
     }
 
     /// Write the deletion that one of a row of `braid.displacement` tells of, as of the version
@@ -221,6 +228,38 @@ impl GirStream {
             lsn: change.lsn,
             prefix: RULE_PREFIX,
             content: content.as_bytes(),
+        }));
+        true
+    }
+
+    /// Writes the message that a new row of `braid.version_record` is, to another node. Returns
+    /// whether something was written.
+    #[cold]
+    fn put_versions(&mut self, change: &Change<'_>) -> bool {
+        if change.action != pg_sys::ReorderBufferChangeType::REORDER_BUFFER_CHANGE_INSERT
+            || !change.has_new()
+            || self.options.node.is_none()
+        {
+            return false;
+        }
+        let read = || own_table::message(change);
+        let Some(digits) = self.tools.scratch.run(read) else {
+            return false;
+        };
+        let Some(content) = hex::decode(&digits) else {
+            report::fail(
+                PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
+                "a row of braid.version_record is not valid".to_owned(),
+                None,
+            );
+        };
+        self.ensure_header();
+        or_raise(self.outbox.ensure_begun(change.author.xid));
+        or_raise(self.outbox.writer().message(&Message {
+            transactional: true,
+            lsn: change.lsn,
+            prefix: VERSIONS_PREFIX,
+            content: &content,
         }));
         true
     }

@@ -131,6 +131,43 @@ pub fn wait_as(what: Wait, timeout: Duration) -> bool {
     wait_for(-1, Interest::Read, Some(timeout), Some(what)).latch
 }
 
+/// Waits for the latch, one of these sockets, or the time to pass. As [`wait`].
+pub fn wait_for_any(sockets: &[(i32, Interest)], timeout: Duration) {
+    if sockets.is_empty() {
+        wait(Some(timeout));
+        return;
+    }
+    if let Err(refused) = may_wait() {
+        refused.raise();
+    }
+    let count = i32::try_from(sockets.len() + 2).unwrap_or(i32::MAX);
+    let mut event = pg_sys::WaitEvent::default();
+    // SAFETY: the latch is this process's own; sockets are open as long as their owners are
+    // borrowed by the caller; there is room for one event. The set is freed; if an error passes,
+    // it stays until the process ends, as the process does then.
+    unsafe {
+        let set = crate::compat::create_wait_event_set(count);
+        let none = std::ptr::null_mut::<std::ffi::c_void>();
+        let no_latch = std::ptr::null_mut();
+        pg_sys::AddWaitEventToSet(set, pg_sys::WL_EXIT_ON_PM_DEATH, -1, no_latch, none);
+        pg_sys::AddWaitEventToSet(set, pg_sys::WL_LATCH_SET, -1, pg_sys::MyLatch, none);
+        for (socket, interest) in sockets {
+            let wanted = match interest {
+                Interest::Read => pg_sys::WL_SOCKET_READABLE,
+                Interest::Write => pg_sys::WL_SOCKET_WRITEABLE,
+                Interest::Both => pg_sys::WL_SOCKET_READABLE | pg_sys::WL_SOCKET_WRITEABLE,
+            };
+            pg_sys::AddWaitEventToSet(set, wanted, *socket, no_latch, none);
+        }
+        wait::during(None, |shown| {
+            pg_sys::WaitEventSetWait(set, timeout_ms(Some(timeout)), &raw mut event, 1, shown)
+        });
+        pg_sys::ResetLatch(pg_sys::MyLatch);
+        pg_sys::FreeWaitEventSet(set);
+    }
+    pgrx::check_for_interrupts!();
+}
+
 /// Waits for one socket to be readable again and again, for the life of the process.
 #[derive(Debug)]
 pub struct SocketWait(*mut pg_sys::WaitEventSet);

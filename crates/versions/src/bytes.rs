@@ -24,7 +24,7 @@ use crate::local::{BATCH_LIMIT, TRANSACTIONS_LIMIT};
 use crate::number::{Boot, GrantId, NUMBER_LIMIT, NodeNumber, TableNumber, Term, Version};
 use crate::record::{Record, Shipped};
 use crate::sequencer::OUTSTANDING_LIMIT;
-use crate::vector::{End, Ends, Report};
+use crate::vector::{End, Ends, Report, Vector};
 use braid_codec::{Malformed, Reader, Writer};
 
 /// The format that this version writes.
@@ -75,7 +75,7 @@ pub struct Announcement {
     pub ends: Ends,
 }
 
-fn number(r: &mut Reader<'_>) -> Result<u64, Malformed> {
+pub(crate) fn number(r: &mut Reader<'_>) -> Result<u64, Malformed> {
     let number = r.u64()?;
     if number < NUMBER_LIMIT {
         Ok(number)
@@ -84,7 +84,7 @@ fn number(r: &mut Reader<'_>) -> Result<u64, Malformed> {
     }
 }
 
-fn node(r: &mut Reader<'_>) -> Result<Option<NodeNumber>, Malformed> {
+pub(crate) fn node(r: &mut Reader<'_>) -> Result<Option<NodeNumber>, Malformed> {
     let node = r.u16()?;
     Ok((node != 0).then_some(NodeNumber(node)))
 }
@@ -144,6 +144,19 @@ fn read_ends(r: &mut Reader<'_>) -> Result<Ends, Malformed> {
             return Err(r.invalid());
         }
         Ok((table, end))
+    })
+}
+
+pub(crate) fn write_vector(vector: &Vector, w: &mut Writer) {
+    w.count(vector.len());
+    for (table, version) in vector {
+        w.u32(table.0).u64(version.0);
+    }
+}
+
+pub(crate) fn read_vector(r: &mut Reader<'_>, limit: usize) -> Result<Vector, Malformed> {
+    ascending(r, limit, |r| {
+        Ok((TableNumber(r.u32()?), Version(number(r)?)))
     })
 }
 

@@ -91,6 +91,9 @@ pub(crate) struct Transaction {
     pub node: usize,
     pub declared: BTreeMap<TableNumber, Access>,
     pub state: State,
+    /// The record, as it was written before the changes.
+    pub shipped: Option<Record>,
+    /// The record, once the transaction has committed.
     pub record: Option<Record>,
     /// What its snapshot had: the last writer of each declared table.
     pub read: BTreeMap<TableNumber, Option<usize>>,
@@ -184,6 +187,7 @@ impl World {
             node,
             declared: declared.map(|(t, a)| (TableNumber(*t), *a)).collect(),
             state: State::New,
+            shipped: None,
             record: None,
             read: BTreeMap::new(),
             acknowledged: false,
@@ -582,7 +586,11 @@ impl World {
                 State::Waiting(local.ask_again(number).unwrap())
             }
             (Action::Start(_), State::Waiting(number)) => {
+                // As a session does: its record is written before its snapshot is used.
+                let record = local.shipped(number).unwrap();
                 assert_eq!(local.started(number), Ok(Start::Ready));
+                assert_eq!(local.shipped(number), Ok(record.clone()));
+                self.transactions[at].shipped = record;
                 let rows = &self.nodes[node].rows;
                 let transaction = &mut self.transactions[at];
                 let tables = transaction.declared.keys();
@@ -619,7 +627,15 @@ impl World {
                 State::Ended(seen)
             }
             Ok(Commit::Record(record)) => {
-                self.transactions[at].record = Some(record);
+                let shipped = self.transactions[at].shipped.clone();
+                // The term may be a later one by now; nothing else.
+                let same = shipped.as_ref().is_some_and(|shipped| {
+                    shipped.id == record.id && shipped.tables == record.tables
+                });
+                if !same {
+                    self.error = Some(format!("{shipped:?} was shipped for {record:?}"));
+                }
+                self.transactions[at].record = shipped;
                 if self.style.fine {
                     return State::Marked(number);
                 }

@@ -114,9 +114,19 @@ impl Cuts {
         self.kept.push_back(cut);
     }
 
+    /// Cuts up to this term are not known.
+    pub(crate) fn forget_before(&mut self, term: Term) {
+        self.forgotten = self.forgotten.max(term);
+    }
+
     /// Whether a record's writes are void.
     pub(crate) fn refuse(&self, record: &Record) -> bool {
-        record.term < self.forgotten || self.kept.iter().any(|cut| voids(cut, record))
+        record.term < self.forgotten || self.voids(record)
+    }
+
+    /// Whether a cut that is kept makes a record's writes void.
+    pub(crate) fn voids(&self, record: &Record) -> bool {
+        self.kept.iter().any(|cut| voids(cut, record))
     }
 }
 

@@ -62,6 +62,12 @@ impl Local {
         })
     }
 
+    /// Whether the node has promised to hold back everyone's writes, and waits for the cut.
+    #[must_use]
+    pub fn has_promised(&self) -> bool {
+        self.promised.contains_key(&None)
+    }
+
     pub(crate) fn holds_back(&self, record: &Record) -> bool {
         let promised = |node| self.promised.get(&node);
         promised(None).is_some()

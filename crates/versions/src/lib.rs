@@ -52,7 +52,7 @@
 //! | `sequencer` | who gives numbers |
 //! | `local`, `applying`, `joining`, `progress` | one node: transactions, appliers, cuts, tables |
 //! | `record`, `vector`, `cut`, `number` | values |
-//! | `bytes` | their bytes |
+//! | `bytes`, `message` | their bytes; what nodes send each other |
 #![forbid(unsafe_code)]
 
 mod applying;
@@ -67,6 +67,7 @@ mod grant;
 mod history;
 mod joining;
 mod local;
+mod message;
 #[cfg(test)]
 mod model;
 mod number;
@@ -94,6 +95,7 @@ pub use joining::Learned;
 pub use local::{
     BATCH_LIMIT, Commit, EarlyRelease, Edge, Error, Local, Start, TRANSACTIONS_LIMIT, Waiting,
 };
+pub use message::{Content, Message, Note};
 pub use number::{Boot, GrantId, NUMBER_LIMIT, NodeNumber, TableNumber, Term, Version};
 pub use record::{Record, Shipped};
 pub use report::{ReportCounter, ReportVersion};

@@ -16,7 +16,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::broken::Broken;
-use crate::cut::Cuts;
+use crate::cut::{Cut, Cuts, Scope};
 use crate::grant::TABLES_LIMIT;
 use crate::grant::{Access, Answer, Batch, Grant, Refusal, Release, Released, Request};
 use crate::number::{Boot, NodeNumber, TableNumber, Term, Version};
@@ -405,25 +405,14 @@ impl Local {
     pub fn started(&mut self, number: u64) -> Result<Start, Error> {
         let start = self.start(number)?;
         if start == Start::Ready
-            && let Some(transaction) = self.transactions.get_mut(&number)
+            && let Some(transaction) = self.transactions.get(&number)
             && let Stage::Granted(grant) = &transaction.stage
         {
-            let mut seen = Vector::new();
-            for (table, granted) in &grant.tables {
-                let progress = self.tables.get(*table);
-                // Read after the snapshot: an upper bound of what the snapshot holds.
-                let last = match self.broken {
-                    Some(Broken::SeenFromReached) => progress.applied,
-                    _ => progress.coming,
-                };
-                let last = if granted.declared {
-                    last
-                } else {
-                    last.min(granted.seen)
-                };
-                seen.insert(*table, last);
+            let grant = grant.clone();
+            let seen = self.seen_by(&grant);
+            if let Some(transaction) = self.transactions.get_mut(&number) {
+                transaction.stage = Stage::Running(grant, seen);
             }
-            transaction.stage = Stage::Running(grant.clone(), seen);
         }
         Ok(start)
     }
@@ -526,6 +515,52 @@ impl Local {
         }
         self.mark(&record);
         Ok(Commit::Record(record))
+    }
+
+    /// The record that travels before a transaction's changes, once it may take its snapshot.
+    /// `None` if it does not write.
+    ///
+    /// Nothing in it can change before the commit, unless a table is released early:
+    ///
+    /// - The write before its own is reached already, and no later write of the table commits
+    ///   before its own number has ended.
+    /// - A cut over everyone makes the grant void ([`Local::commit`]). A cut over another node does
+    ///   not concern the record, so the term at the start says as much as the one at the end.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Step`] if the transaction may not take its snapshot, and does not run.
+    pub fn shipped(&self, number: u64) -> Result<Option<Record>, Error> {
+        let transaction = self.transactions.get(&number).ok_or(Error::Step)?;
+        let record = match &transaction.stage {
+            Stage::Granted(grant) if self.start_of(grant) == Start::Ready => {
+                self.record(grant, &self.seen_by(grant))
+            }
+            Stage::Running(grant, seen) => self.record(grant, seen),
+            _ => return Err(Error::Step),
+        };
+        let writes = record.writes().next().is_some();
+        Ok(writes.then_some(record))
+    }
+
+    /// The last writes that a snapshot of now may have seen, of the tables of a grant.
+    fn seen_by(&self, grant: &Grant) -> Vector {
+        let mut seen = Vector::new();
+        for (table, granted) in &grant.tables {
+            let progress = self.tables.get(*table);
+            // Read after the snapshot: an upper bound of what the snapshot holds.
+            let last = match self.broken {
+                Some(Broken::SeenFromReached) => progress.applied,
+                _ => progress.coming,
+            };
+            let last = if granted.declared {
+                last
+            } else {
+                last.min(granted.seen)
+            };
+            seen.insert(*table, last);
+        }
+        seen
     }
 
     fn record(&self, grant: &Grant, seen: &Vector) -> Record {
@@ -652,6 +687,13 @@ impl Local {
         self.tables.get(table).known
     }
 
+    /// The tables that the node has heard of: the highest number, and up to which one all are
+    /// visible here or void.
+    pub fn progress(&self) -> impl Iterator<Item = (TableNumber, Version, Version)> {
+        let tables = self.tables.iter();
+        tables.map(|(table, progress)| (table, progress.known, progress.reached))
+    }
+
     /// Whether the node has reached a write.
     #[must_use]
     pub fn has_reached(&self, table: TableNumber, version: Version) -> bool {
@@ -662,6 +704,51 @@ impl Local {
     #[must_use]
     pub const fn identity(&self) -> (NodeNumber, Boot, Term) {
         (self.me, self.boot, self.term)
+    }
+
+    /// A node that starts anew with what it has stored: the records of its committed writes, its
+    /// own and those that it has applied (superseded ones may be missing), and the agreed cuts, in
+    /// their order.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Missing`] if a cut is missing between two others.
+    pub fn stored(
+        me: NodeNumber,
+        boot: Boot,
+        records: &[Record],
+        cuts: &[Cut],
+    ) -> Result<Self, Error> {
+        let mut local = Self::new(me, boot);
+        for cut in cuts {
+            if cut.follows != local.term && local.term != Term(0) {
+                return Err(Error::Missing);
+            }
+            local.term = cut.term;
+            local.cuts.add(cut.clone());
+            if let Scope::Everyone { ends } = &cut.scope {
+                local.since = cut.term;
+                local.base = ends.iter().map(|(t, end)| (*t, end.committed)).collect();
+            }
+        }
+        if let Some(first) = cuts.first() {
+            local.cuts.forget_before(first.follows);
+        }
+        for record in records {
+            // Older cuts than those that are kept were learned when the record was here already.
+            local.diverged |= local.cuts.voids(record);
+            for (table, own) in record.writes() {
+                local.tables.at(table).publish(own);
+            }
+        }
+        let last = cuts.iter().rev().find_map(|cut| match &cut.scope {
+            Scope::Everyone { ends } => Some(ends),
+            Scope::Node { .. } => None,
+        });
+        for (table, end) in last.into_iter().flatten() {
+            local.tables.at(*table).announce(*end);
+        }
+        Ok(local)
     }
 
     /// The node after a crash, as its durable state has it. `visible` are the records of commits

@@ -416,3 +416,62 @@ fn a_node_gives_up_what_a_cut_refuses() {
     };
     assert_eq!(a.learn(&missing), Err(Error::Missing));
 }
+
+/// A node that starts anew knows from its rows what it has, and from the cuts what counts.
+#[test]
+fn a_node_starts_anew_with_what_it_has_stored() {
+    let mut sequencer = Sequencer::begin(&first_cut()).unwrap();
+    let mut a = node(A);
+    let number = ask(&mut a, &mut sequencer, &[(STOCK, Access::Write)]);
+    start(&mut a, number);
+    let shipped = a.shipped(number).unwrap().unwrap();
+    let record = commit(&mut a, number);
+    assert_eq!(record, shipped);
+
+    let again = Local::stored(A, Boot(2), &[record.clone()], &[first_cut()]).unwrap();
+    assert_eq!(again.has(), a.has());
+    assert_eq!(again.identity(), (A, Boot(2), Term(1)));
+    assert!(!again.is_diverged());
+    assert_eq!(again.may_apply(&record), Verdict::Already);
+
+    // The group has decided without it: its write is void.
+    let second = Cut {
+        term: Term(2),
+        follows: Term(1),
+        scope: Scope::Everyone {
+            ends: BTreeMap::new(),
+        },
+    };
+    let cuts = [first_cut(), second.clone()];
+    let again = Local::stored(A, Boot(2), &[record.clone()], &cuts).unwrap();
+    assert!(again.is_diverged());
+    // Of a later term, it is none that the cut speaks of, also if older cuts are forgotten.
+    let later = Record {
+        term: Term(2),
+        ..record.clone()
+    };
+    let again = Local::stored(A, Boot(2), &[record, later], &[second.clone()]);
+    assert!(again.unwrap().is_diverged());
+    let third = Cut {
+        term: Term(4),
+        follows: Term(3),
+        ..second.clone()
+    };
+    let gap = Local::stored(A, Boot(2), &[], &[second, third]);
+    assert_eq!(gap, Err(Error::Missing));
+}
+
+#[test]
+fn only_a_writer_that_may_start_has_a_record() {
+    let mut sequencer = Sequencer::begin(&first_cut()).unwrap();
+    let mut a = node(A);
+    let first = ask(&mut a, &mut sequencer, &[(STOCK, Access::Write)]);
+    let second = ask(&mut a, &mut sequencer, &[(STOCK, Access::Write)]);
+    assert_eq!(a.shipped(second), Err(Error::Step));
+    let reader = ask(&mut a, &mut sequencer, &[(ACCOUNTS, Access::Read)]);
+    assert_eq!(a.shipped(reader), Ok(None));
+    start(&mut a, first);
+    let shipped = a.shipped(first).unwrap();
+    assert_eq!(shipped.as_ref().map(|r| r.id.number), Some(first));
+    assert_eq!(commit(&mut a, first), shipped.unwrap());
+}

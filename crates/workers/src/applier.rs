@@ -30,6 +30,7 @@ mod records;
 pub(crate) mod running;
 mod start;
 mod taking;
+mod versioned;
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -45,7 +46,7 @@ use braid_node::group::{Group, LogPlace};
 use braid_node::origin;
 use braid_node::registry::{self, ApplierEntry, SubscriptionEntry};
 use braid_node::subscription::{self, Subscription};
-use braid_node::{crash, split};
+use braid_node::{crash, split, versions};
 use braid_postgres::error::{self, PgError};
 use braid_postgres::wait::Wait;
 use braid_postgres::{latch, process, timestamp, transaction};
@@ -559,6 +560,7 @@ impl Applier {
     fn roll_back(&mut self) -> Option<Box<StatementInHand>> {
         let statement = self.session.as_mut().and_then(Session::failed_statement);
         error::abort();
+        versions::forget();
         if let Some(session) = self.session.as_mut() {
             session.forget_transaction();
         }
@@ -814,6 +816,7 @@ impl Applier {
             Some(self.origins.all_of(begin, tables_version)?)
         };
         let check_other_keys = self.in_hand.check_other_keys;
+        self.follow_versions()?;
         let Some(session) = self.session.as_mut() else {
             return Err(PgError::new(
                 SqlState::ProtocolViolation,

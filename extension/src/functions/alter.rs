@@ -147,6 +147,12 @@ fn alter(name: &str, dsn: Option<&str>, request: &Request, caller: pg_sys::Oid) 
     options.change(request);
     options.two_phase = subscription.options.two_phase;
     check_together(&options)?;
+    let changes_rows = request.publications.is_some() || request.origin.is_some();
+    if changes_rows || options.parks() || options.split_transactions_above > 0 {
+        super::versions::check_none(
+            "change publications or origin, park transactions, or commit them in pieces",
+        )?;
+    }
     check_two_phase(&subscription, request)?;
     if request.slot_name.is_some() && subscription.options.enabled {
         return Err(

@@ -2,6 +2,7 @@
 //! shows.
 
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use braid_group::{Command, TableNumber};
 use braid_node::versions::memory::{self, mark, state};
@@ -10,13 +11,14 @@ use braid_postgres::catalog::{current_role, query, sees_new_commits};
 use braid_postgres::encoding::Text;
 use braid_postgres::error::{self, PgError};
 use braid_postgres::lock::LockMode;
-use braid_postgres::{declared_tables, syscache};
+use braid_postgres::{declared_tables, latch, syscache};
 use braid_versions::{Access, Declaration, TableName};
+use braid_workers::versions::suited;
 use pgrx::iter::TableIterator;
 use pgrx::{PgSqlErrorCode, name, pg_extern, pg_sys};
 
 use super::failure::{Failure, Outcome};
-use super::group::{ask, check_goes_on, check_rights, require_own};
+use super::group::{PATIENCE, ask, check_goes_on, check_rights, require_own};
 use super::{in_recovery, on_standby, required, run, server, text};
 
 fn unsupported(message: impl Into<String>) -> Failure {
@@ -48,6 +50,11 @@ fn version_table(relation: Option<pg_sys::Oid>) {
         check_caller(caller)?;
         let relation = required(relation, "relation")?;
         let table = check_table(relation)?;
+        if is_shared() {
+            suited::check(relation)?;
+            ask(Command::VersionTable { table })?;
+            return wait_for_phase(relation, "phase = 1");
+        }
         // Those who write it end first, and nobody writes it until it is versioned.
         lock(relation);
         check_database(relation)?;
@@ -55,6 +62,44 @@ fn version_table(relation: Option<pg_sys::Oid>) {
         Ok(())
     });
 }
+
+/// Whether several nodes of the group have data, or a sequencer was agreed on.
+fn is_shared() -> bool {
+    let found = query(
+        "select (select count(*) > 1 from braid.group_member where role = 'data' and state <> 'removed') \
+             or exists (select from braid.version_cut)",
+        &[],
+    );
+    found.get(0, 0) == Some("t")
+}
+
+/// Waits until all nodes have drained the table.
+fn wait_for_phase(relation: pg_sys::Oid, wanted: &str) -> Outcome<()> {
+    let deadline = Instant::now() + PATIENCE;
+    let sql = format!(
+        "select exists (select from braid.versioned_table where relation = $1::oid and {wanted}), \
+                exists (select from braid.versioned_table where relation = $1::oid)"
+    );
+    loop {
+        let found = query(&sql, &[Some(&relation.to_u32().to_string())]);
+        let is = |column: usize| found.get(0, column) == Some("t");
+        if is(0) || (wanted == GONE && !is(1)) {
+            return Ok(());
+        }
+        if Instant::now() >= deadline {
+            return Err(Failure::new(
+                PgSqlErrorCode::ERRCODE_LOCK_NOT_AVAILABLE,
+                format!("not all nodes have drained table {} yet", described(relation)),
+            )
+            .detail("The group has agreed. Until all nodes have what was written before, nobody writes the table.")
+            .hint("End transactions that have written it, this one included. See braid.group_nodes for nodes that are away."));
+        }
+        latch::wait(Some(Duration::from_millis(50)));
+    }
+}
+
+/// Has [`wait_for_phase`] wait until a table is an ordinary one again.
+const GONE: &str = "false";
 
 /// braid.unversion_table(relation regclass)
 #[pg_extern(sql = false)]
@@ -74,10 +119,16 @@ fn unversion_table(relation: Option<pg_sys::Oid>) {
                     .hint("The view braid.table_versions lists the versioned tables."),
             );
         };
-        lock(relation);
+        let shared = is_shared();
+        if !shared {
+            lock(relation);
+        }
         ask(Command::UnversionTable {
             table: TableNumber(number),
         })?;
+        if shared {
+            return wait_for_phase(relation, GONE);
+        }
         Ok(())
     });
 }

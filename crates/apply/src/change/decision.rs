@@ -1,10 +1,12 @@
 //! Decision about a change whose row was found or not: by versions (`braid_bgworker::conflict`),
 //! and then by the table's rules. Run by the appliers.
 
-use braid_bgworker::conflict::{Action, Decision, Kind, Local, Version};
+use braid_bgworker::conflict::{Action, Decision, Kind, Local, Version, in_order};
 use braid_bgworker::resolution::Resolution;
 use braid_bgworker::sqlstate::SqlState;
+use braid_node::versions;
 use braid_postgres::error::PgError;
+use pgrx::pg_sys;
 
 use crate::lookup::Found;
 use crate::relation::RemoteRelation;
@@ -141,6 +143,9 @@ impl Session {
         }
         let local = self.origins.local(found);
         let decision = decide(local, context.version(), current.from_origin);
+        if versions::is_in_order(pg_sys::Oid::from(key.1)) {
+            return Ok(in_order(decision, local));
+        }
         if current.runs && decision.conflict.is_some() {
             return Err(self.hints.wait_for_commit("It meets a conflict."));
         }

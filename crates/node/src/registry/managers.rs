@@ -108,6 +108,12 @@ pub struct ManagerEntry {
     pub versions_latch: AtomicUsize,
     /// A number of its start, which no other start has.
     pub versions_start: AtomicU64,
+    /// Handle of the segment that has its mailbox (`crate::versions::mailbox`); 0: none.
+    pub versions_mailbox: AtomicU32,
+    /// Numbers of nodes of the group that it has not heard of for a while; 0: none.
+    pub versions_missing: [AtomicU32; 8],
+    /// Whether the group has no sequencer of versions.
+    pub versions_lack: AtomicBool,
 }
 
 /// `ManagerEntry::membership` of a database in no group.
@@ -170,6 +176,11 @@ fn find_or_take_manager(database: u32) -> Option<&'static ManagerEntry> {
         free.versioned_changes.fetch_add(1, Ordering::SeqCst);
         free.versions_pid.store(0, Ordering::SeqCst);
         free.versions_latch.store(0, Ordering::SeqCst);
+        free.versions_mailbox.store(0, Ordering::SeqCst);
+        for missing in &free.versions_missing {
+            missing.store(0, Ordering::SeqCst);
+        }
+        free.versions_lack.store(false, Ordering::SeqCst);
         free.database.store(database, Ordering::Release);
         managers_changed();
         Some(free)

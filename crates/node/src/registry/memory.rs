@@ -18,7 +18,7 @@ use crate::{settings, versions};
 
 /// Replication slots whose readers are known; one that finds no place is never known.
 const READERS: usize = 4096;
-const MAGIC: u64 = 0x6272_6169_6472_6709;
+const MAGIC: u64 = 0x6272_6169_6472_670a;
 
 #[repr(C)]
 pub(super) struct Shared {

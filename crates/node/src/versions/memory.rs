@@ -5,7 +5,9 @@
 //! until it is *asked*, and then nobody's but for the marks of early release. Its waits are the
 //! versions process's.
 
-use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{
+    AtomicI32, AtomicI64, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering,
+};
 
 use braid_postgres::process;
 use braid_versions::{Access, TABLES_LIMIT};
@@ -16,6 +18,8 @@ use crate::registry::{self, locked};
 pub const SLOTS: usize = 512;
 /// Waits that a slot shows.
 pub const WAITS: usize = 8;
+/// The longest note of versions that a slot holds, in bytes: of about 100 tables.
+pub const NOTE_LIMIT: usize = 2048;
 /// Versioned tables that are shown, of all databases.
 const SHOWN: usize = 1024;
 
@@ -53,6 +57,12 @@ pub mod problem {
     pub const TOO_MANY: u32 = 2;
     /// The numbers contradict each other: an error of ours.
     pub const INTERNAL: u32 = 3;
+    /// The group has given up what an applier is to apply, or it is here already.
+    pub const GIVEN_UP: u32 = 4;
+    /// The transaction's versions are of too many tables to be shipped.
+    pub const TOO_LONG: u32 = 5;
+    /// This node has writes that the group has given up.
+    pub const DIVERGED: u32 = 6;
 }
 
 /// A table in a slot: its number, and these marks.
@@ -74,6 +84,7 @@ pub struct WaitCell {
     table: AtomicU32,
     holder: AtomicI32,
     version: AtomicU64,
+    node: AtomicU32,
 }
 
 /// A write that a transaction waits for, as it is shown.
@@ -85,6 +96,8 @@ pub struct Waited {
     pub version: u64,
     /// The process whose transaction has it; 0: not known.
     pub holder: i32,
+    /// The number of the node that has it; 0: this one, or not known.
+    pub node: u16,
 }
 
 /// A versioned transaction, or a single read.
@@ -109,6 +122,12 @@ pub struct Slot {
     pub deadline: AtomicI64,
     /// The session only waits for known writes of one table, and takes no number.
     pub reads_current: AtomicU32,
+    /// An applier waits for what a remote transaction had seen.
+    pub applies: AtomicU32,
+    /// The bytes of the transaction's note: set by the versions process for a session, by an
+    /// applier for itself. None: nothing is shipped.
+    note_length: AtomicU32,
+    note: [AtomicU8; NOTE_LIMIT],
     table_count: AtomicU32,
     wait_count: AtomicU32,
     tables: [AtomicU32; TABLES_LIMIT],
@@ -189,6 +208,29 @@ impl Slot {
         self.tables.iter().take(count)
     }
 
+    /// Sets the bytes of its note. False if they are too many.
+    pub fn set_note(&self, note: &[u8]) -> bool {
+        let Ok(length) = u32::try_from(note.len()) else {
+            return false;
+        };
+        if note.len() > NOTE_LIMIT {
+            return false;
+        }
+        for (cell, byte) in self.note.iter().zip(note) {
+            cell.store(*byte, Ordering::Relaxed);
+        }
+        self.note_length.store(length, Ordering::Release);
+        true
+    }
+
+    /// The bytes of its note; none if nothing is shipped.
+    #[must_use]
+    pub fn note(&self) -> Vec<u8> {
+        let length = usize::try_from(self.note_length.load(Ordering::Acquire)).unwrap_or(0);
+        let cells = self.note.iter().take(length);
+        cells.map(|cell| cell.load(Ordering::Relaxed)).collect()
+    }
+
     /// Shows what it waits for: as many as there is room for.
     pub fn show_waits(&self, waits: &[Waited]) {
         locked(|| {
@@ -196,6 +238,7 @@ impl Slot {
                 cell.table.store(wait.table, Ordering::Relaxed);
                 cell.holder.store(wait.holder, Ordering::Relaxed);
                 cell.version.store(wait.version, Ordering::Relaxed);
+                cell.node.store(wait.node.into(), Ordering::Relaxed);
             }
             let count = u32::try_from(waits.len().min(WAITS)).unwrap_or(0);
             self.wait_count.store(count, Ordering::Relaxed);
@@ -213,6 +256,7 @@ impl Slot {
                     table: cell.table.load(Ordering::Relaxed),
                     version: cell.version.load(Ordering::Relaxed),
                     holder: cell.holder.load(Ordering::Relaxed),
+                    node: u16::try_from(cell.node.load(Ordering::Relaxed)).unwrap_or(0),
                 })
                 .collect()
         })
@@ -246,6 +290,8 @@ pub(super) fn claim(
     slot.deadline.store(deadline, Ordering::Release);
     slot.reads_current
         .store(u32::from(reads_current), Ordering::Release);
+    slot.applies.store(0, Ordering::Release);
+    slot.note_length.store(0, Ordering::Release);
     slot.wait_count.store(0, Ordering::Release);
     for (cell, (number, access)) in slot.tables.iter().zip(tables) {
         let writes = if *access == Access::Write {

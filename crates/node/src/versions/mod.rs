@@ -26,6 +26,11 @@
 //! the versions process ends, the next one refuses transactions that have numbers of the earlier
 //! one.
 //!
+//! In a group of several nodes with data the versions process puts a note into the slot when it
+//! says *ready*. The session writes it as the first change of its transaction (`note`). An applier
+//! of another node claims a slot with that note before it begins, and goes through the same
+//! states: it is *ready* once all that the transaction had seen is visible here.
+//!
 //! Commit order is right for two reasons. Writes become visible before their slot says *committed*,
 //! so a transaction that is *ready* sees them. And while a transaction is *ready*, the versions
 //! process lets no later write of its tables commit, so its snapshot does not see too much.
@@ -37,12 +42,16 @@
 //! | `transaction` | the session's transaction: SET LOCAL, wait, commit |
 //! | `access` | undeclared access, and statements that are refused |
 //! | `setting` | the settings |
+//! | `note` | rows that are shipped, and say what the node has |
+//! | `mailbox` | messages of other nodes' versions processes |
 //!
 //! Not for: which numbers a transaction gets and what it waits for (`braid_versions`), and the
 //! process that gives them (`braid_workers::versions`).
 
 mod access;
+pub mod mailbox;
 pub mod memory;
+pub mod note;
 mod setting;
 pub mod tables;
 mod transaction;
@@ -50,7 +59,7 @@ mod transaction;
 use braid_postgres::hook::Utility;
 
 pub use memory::Slot;
-pub use transaction::read_current;
+pub use transaction::{find_tables, follow, forget, is_in_order, read_current};
 
 pub(crate) use access::{dropped, truncated};
 pub(crate) use setting::register;

@@ -25,7 +25,13 @@ pub const NONE: u32 = 1;
 /// `ManagerEntry::versioned` where tables are.
 pub const SOME: u32 = 2;
 /// Columns of `braid.versioned_table`.
-const COLUMNS: usize = 4;
+const COLUMNS: usize = 5;
+/// `Table::phase` of a table that is not written: it is about to count.
+pub const BEGINS: u32 = 0;
+/// `Table::phase` of a table that is written in versioned transactions.
+pub const COUNTS: u32 = 1;
+/// `Table::phase` of a table that is not written: it is about to be an ordinary one.
+pub const ENDS: u32 = 2;
 
 /// A versioned table of this database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,6 +40,8 @@ pub struct Table {
     pub number: u32,
     /// The table; invalid if this node does not have it.
     pub relation: pg_sys::Oid,
+    /// [`BEGINS`], [`COUNTS`] or [`ENDS`].
+    pub phase: u32,
 }
 
 thread_local! {
@@ -61,6 +69,13 @@ pub fn number_of(relation: pg_sys::Oid) -> Option<u32> {
     }
     let of = |table: &&Table| table.relation == relation;
     all().iter().find(of).map(|table| table.number)
+}
+
+/// A versioned table. In a transaction; takes no snapshot that the transaction would keep.
+#[must_use]
+pub fn of(relation: pg_sys::Oid) -> Option<Table> {
+    let is = |table: &Table| table.relation == relation;
+    all().into_iter().find(is)
 }
 
 /// All versioned tables of this database. In a transaction.
@@ -101,8 +116,8 @@ fn load() -> Vec<Table> {
     };
     // Not as of the latest snapshot: the first one of a transaction is kept.
     table_scan::each::<COLUMNS>(stored, None, Sees::Catalog, |row| {
-        let [number, _, _, relation] = row.values;
-        let [_, _, _, is_missing] = row.nulls;
+        let [number, _, _, relation, phase] = row.values;
+        let [_, _, _, is_missing, _] = row.nulls;
         let relation = if is_missing {
             pg_sys::InvalidOid
         } else {
@@ -111,6 +126,7 @@ fn load() -> Vec<Table> {
         tables.push(Table {
             number: low(number),
             relation,
+            phase: low(phase),
         });
         ControlFlow::Continue(())
     });
@@ -123,5 +139,6 @@ pub fn changed(any: bool) {
         entry.versioned_changes.fetch_add(1, Ordering::AcqRel);
         let now = if any { SOME } else { NONE };
         entry.versioned.store(now, Ordering::Release);
+        process::set_latch(entry.versions_latch.load(Ordering::Acquire));
     }
 }

@@ -23,12 +23,13 @@ use braid_postgres::{
     access_check, declared_tables, encoding, latch, plain, process, server, setting as settings,
     snapshot, syscache, table_rights, timestamp,
 };
-use braid_versions::{Access, Declaration, TABLES_LIMIT, TableName};
+use braid_versions::{Access, Declaration, Record, TABLES_LIMIT, TableName};
 use pgrx::pg_sys;
 
 use super::memory::{Slot, claim, mark, problem, state};
 use super::setting::{self, Acting, Set};
-use super::{DECLARES, RELEASES, tables};
+use super::{DECLARES, RELEASES, note, tables};
+use crate::ddl::owners_query;
 use crate::registry::{self, ManagerEntry};
 
 /// Between two looks whether the versions process has started anew.
@@ -49,6 +50,8 @@ struct Current {
     tables: Vec<Declared>,
     /// The part of the transaction in which it was declared.
     part: pg_sys::SubTransactionId,
+    /// The note is written, or an applier applies it: the transaction waits before its commit.
+    is_noted: bool,
 }
 
 thread_local! {
@@ -167,6 +170,7 @@ fn begin(declared: &str) -> Result<(), PgError> {
         slot,
         tables,
         part: postgres::subtransaction(),
+        is_noted: false,
     }));
     slot.state.store(state::ASKED, Ordering::SeqCst);
     wait_for(slot, state::READY)?;
@@ -177,7 +181,136 @@ fn begin(declared: &str) -> Result<(), PgError> {
         return Err(refusal(slot));
     }
     wake_process();
+    let shipped = slot.note();
+    if shipped.is_empty() {
+        return Ok(());
+    }
+    if postgres::is_read_only() {
+        return Err(PgError::new(
+            SqlState::ReadOnlySqlTransaction,
+            "a read-only transaction can't declare tables as written",
+        )
+        .with_hint("Declare them as read, or begin the transaction with READ WRITE."));
+    }
+    note::write(&shipped)?;
+    CURRENT.with_borrow_mut(|current| {
+        if let Some(current) = current {
+            current.is_noted = true;
+        }
+    });
     Ok(())
+}
+
+/// Waits until all is visible here that a remote transaction had seen, and has the next transaction
+/// of this process be that one: it commits in the order of versions. `goes_on` is asked now and
+/// then whether to go on. Outside of a transaction: nothing is held meanwhile.
+///
+/// # Errors
+/// 57P01 if `goes_on` says no; 55000 for a transaction that can't be applied; 40001 to try again.
+pub fn follow(
+    shipped: &[u8],
+    record: &Record,
+    goes_on: impl FnMut() -> bool,
+) -> Result<(), PgError> {
+    leave(state::ENDED);
+    entry()?;
+    let tables: Vec<(u32, Access)> = record
+        .tables
+        .iter()
+        .map(|(table, shipped)| match shipped.own {
+            Some(_) => (table.0, Access::Write),
+            None => (table.0, Access::Read),
+        })
+        .collect();
+    let slot = claim(&tables, false, timestamp::now(), i64::MAX).ok_or_else(too_many)?;
+    slot.applies.store(1, Ordering::Release);
+    let fits = slot.set_note(shipped);
+    CURRENT.set(Some(Current {
+        slot,
+        tables: Vec::new(),
+        // TopSubTransactionId of src/include/c.h: rolled back with the whole only.
+        part: 1,
+        is_noted: true,
+    }));
+    let followed = if fits {
+        slot.state.store(state::ASKED, Ordering::SeqCst);
+        wait_while(slot, state::READY, goes_on)
+    } else {
+        Err(state_error(
+            "the versions of a remote transaction are too long",
+        ))
+    };
+    match followed {
+        Ok(()) if slot.advance(state::READY, state::RUNNING) => {
+            wake_process();
+            Ok(())
+        }
+        Ok(()) => {
+            let error = refusal(slot);
+            leave(state::ENDED);
+            Err(error)
+        }
+        Err(error) => {
+            leave(state::ENDED);
+            Err(error)
+        }
+    }
+}
+
+/// Finds the tables of the remote transaction that this process follows. In its transaction.
+pub fn find_tables() {
+    let known = tables::all();
+    CURRENT.with_borrow_mut(|current| {
+        let Some(current) = current.as_mut().filter(|current| current.is_noted) else {
+            return;
+        };
+        let cells = current.slot.tables();
+        let of = |number: u32| known.iter().find(|table| table.number == number);
+        current.tables = cells
+            .filter_map(|cell| {
+                let cell = cell.load(Ordering::Acquire);
+                let access = if cell & mark::WRITES == 0 {
+                    Access::Read
+                } else {
+                    Access::Write
+                };
+                Some(Declared {
+                    relation: of(cell & mark::NUMBER)?.relation,
+                    access,
+                    is_used: false,
+                    is_released: false,
+                })
+            })
+            .collect();
+    });
+}
+
+/// Whether this process applies a remote versioned transaction that writes the table: then it comes
+/// after all that is here.
+#[must_use]
+pub fn is_in_order(relation: pg_sys::Oid) -> bool {
+    CURRENT.with_borrow(|current| {
+        let applies = |current: &&Current| {
+            current.is_noted && current.slot.applies.load(Ordering::Acquire) != 0
+        };
+        let written =
+            |declared: &Declared| declared.relation == relation && declared.access == Access::Write;
+        let current = current.as_ref().filter(applies);
+        current.is_some_and(|current| current.tables.iter().any(written))
+    })
+}
+
+/// An applier's attempt is over: what it followed is not the next transaction's.
+pub fn forget() {
+    leave(state::ENDED);
+}
+
+fn too_many() -> PgError {
+    PgError::new(
+        SqlState::InsufficientResources,
+        "too many versioned transactions at once",
+    )
+    .with_hint("A server has at most 512. Try again, or use fewer connections.")
 }
 
 /// The tables that names stand for, with their numbers, each once; and those that foreign keys of
@@ -234,12 +367,29 @@ fn find(name: &TableName) -> Result<(u32, pg_sys::Oid), PgError> {
         )
         .with_hint("Names are looked up by search_path. Give the schema, as in 'write shop.stock'.")
     })?;
-    let number = tables::number_of(relation).ok_or_else(|| {
+    let table = tables::of(relation).ok_or_else(|| {
         state_error(format!("table {name} is not versioned")).with_hint(format!(
             "Leave it out of the declaration, or call braid.version_table('{name}')."
         ))
     })?;
-    Ok((number, relation))
+    if table.phase != tables::COUNTS {
+        return Err(moves(relation, table.phase));
+    }
+    Ok((table.number, relation))
+}
+
+/// A table is about to be versioned, or to be an ordinary one.
+fn moves(relation: pg_sys::Oid, phase: u32) -> PgError {
+    let what = if phase == tables::BEGINS {
+        "is about to be versioned"
+    } else {
+        "is about to be an ordinary table"
+    };
+    state_error(format!("table {} {what}", name_of(relation)))
+        .with_detail("Meanwhile nobody writes it: all nodes have to get what was written before.")
+        .with_hint(
+            "Try again. If it takes long, look at braid.group_nodes for a node that is away.",
+        )
 }
 
 /// Checks for a right to use the table: declaring it makes others wait.
@@ -273,20 +423,24 @@ fn ask(tables: &[(u32, Access)], reads_current: bool) -> Result<&'static Slot, P
         let micros = i64::try_from(timeout.as_micros()).unwrap_or(i64::MAX);
         since.saturating_add(micros)
     });
-    claim(tables, reads_current, since, deadline).ok_or_else(|| {
-        PgError::new(
-            SqlState::InsufficientResources,
-            "too many versioned transactions at once",
-        )
-        .with_hint("A server has at most 512. Try again, or use fewer connections.")
-    })
+    claim(tables, reads_current, since, deadline).ok_or_else(too_many)
 }
 
 /// Waits until the versions process has moved a slot to a state. Serves interrupts.
 fn wait_for(slot: &Slot, wanted: u32) -> Result<(), PgError> {
+    wait_while(slot, wanted, || true)
+}
+
+fn wait_while(slot: &Slot, wanted: u32, mut goes_on: impl FnMut() -> bool) -> Result<(), PgError> {
     let entry = entry()?;
     wake_process();
     loop {
+        if !goes_on() {
+            return Err(PgError::new(
+                SqlState::AdminShutdown,
+                "a wait for versions has ended",
+            ));
+        }
         match slot.state() {
             reached if reached == wanted => return Ok(()),
             state::REFUSED => return Err(refusal(slot)),
@@ -315,6 +469,19 @@ fn refusal(slot: &Slot) -> PgError {
             "too many versioned transactions wait",
         )
         .with_hint("Try again."),
+        problem::TOO_LONG => PgError::new(
+            SqlState::ProgramLimitExceeded,
+            "the versions of this transaction are of too many tables",
+        )
+        .with_hint("Declare fewer tables."),
+        problem::GIVEN_UP => state_error(
+            "the group has given up the versions of a remote transaction, or they are here already",
+        )
+        .with_hint("Look into the server's log for messages of braid versions."),
+        problem::DIVERGED => {
+            state_error("this node has versioned writes that the group has given up")
+                .with_hint("Remove this node from the group, and join it anew.")
+        }
         problem::INTERNAL => PgError::new(
             SqlState::InternalError,
             "versions of this transaction contradict each other",
@@ -339,13 +506,20 @@ fn too_late(slot: &Slot, entry: &ManagerEntry) -> PgError {
             .find(|table| table.number == wait.table)
             .map(|table| name_of(table.relation));
         let table = relation.unwrap_or_else(|| format!("number {}", wait.table));
-        let holder = match wait.holder {
-            0 => String::new(),
-            pid => format!(" of process {pid}"),
+        let holder = match (wait.holder, wait.node) {
+            (0, 0) => String::new(),
+            (0, node) => format!(" of node {}", node_name(node)),
+            (pid, _) => format!(" of process {pid}"),
         };
         words.push(format!("write {}{holder} of table {table}", wait.version));
     }
-    let detail = if !words.is_empty() {
+    let missing = missing_nodes(entry);
+    let lacks = entry.versions_lack.load(Ordering::Acquire);
+    let detail = if !missing.is_empty() && (lacks || words.is_empty()) {
+        format!("Versions wait for these nodes: {}.", missing.join(", "))
+    } else if lacks {
+        "The group is about to choose who gives versions.".to_owned()
+    } else if !words.is_empty() {
         format!("The transaction waits for {}.", words.join(", "))
     } else if entry.versions_pid.load(Ordering::Acquire) == 0 {
         "The versions process of this database does not run.".to_owned()
@@ -360,6 +534,27 @@ fn too_late(slot: &Slot, entry: &ManagerEntry) -> PgError {
     )
     .with_detail(detail)
     .with_hint("The view braid.table_versions shows who waits for whom. A larger braid.version_timeout waits longer.")
+}
+
+/// The name of a node of the group. In a transaction that is about to fail.
+fn node_name(number: u16) -> String {
+    let found = owners_query(
+        "select m.node_name from braid.group_member m where m.node_number = $1::integer",
+        &[Some(&number.to_string())],
+    );
+    let name = found.get(0, 0).map(|name| format!("\"{name}\""));
+    name.unwrap_or_else(|| number.to_string())
+}
+
+/// The names of the nodes that the versions process has not heard of for a while.
+fn missing_nodes(entry: &ManagerEntry) -> Vec<String> {
+    let numbers = entry.versions_missing.iter();
+    let numbers = numbers.map(|missing| missing.load(Ordering::Acquire));
+    numbers
+        .filter_map(|number| u16::try_from(number).ok())
+        .filter(|number| *number != 0)
+        .map(node_name)
+        .collect()
 }
 
 fn wake_process() {
@@ -390,6 +585,12 @@ pub(super) fn allows(relation: pg_sys::Oid, writes: bool) -> Result<(), PgError>
     });
     let word = if writes { "write" } else { "read" };
     let name = || name_of(relation);
+    if writes
+        && let Some(table) = tables::of(relation)
+        && table.phase != tables::COUNTS
+    {
+        return Err(moves(relation, table.phase));
+    }
     match found {
         Found::Nothing if !writes => Ok(()),
         Found::Nothing => Err(state_error(format!(
@@ -515,6 +716,7 @@ pub fn read_current(relation: pg_sys::Oid) -> Result<(), PgError> {
         slot,
         tables: Vec::new(),
         part: postgres::subtransaction(),
+        is_noted: false,
     }));
     slot.state.store(state::ASKED, Ordering::SeqCst);
     wait_for(slot, state::READY)?;
@@ -541,11 +743,22 @@ fn may_write() -> Option<&'static Slot> {
 }
 
 fn before_commit() {
+    let noted = CURRENT.with_borrow(|current| {
+        let current = current.as_ref().filter(|current| current.is_noted)?;
+        Some((
+            current.slot,
+            current.slot.applies.load(Ordering::Acquire) != 0,
+        ))
+    });
     // Without an id nothing was written.
-    let Some(slot) = may_write().filter(|_| postgres::top_id() != pg_sys::InvalidTransactionId)
-    else {
+    let writes = || may_write().filter(|_| postgres::top_id() != pg_sys::InvalidTransactionId);
+    let Some(slot) = noted.map(|(slot, _)| slot).or_else(writes) else {
         return;
     };
+    if noted.is_some_and(|(_, applies)| !applies) {
+        // The others hear that it is here: a crash must not undo it.
+        postgres::flush_at_commit();
+    }
     if let Err(error) = ask_to_commit(slot) {
         error.raise();
     }
@@ -557,7 +770,8 @@ fn ask_to_commit(slot: &'static Slot) -> Result<(), PgError> {
         return Err(refusal(slot));
     }
     let now = timestamp::now();
-    let deadline = setting::timeout().map_or(i64::MAX, |timeout| {
+    let timeout = setting::timeout().filter(|_| slot.applies.load(Ordering::Acquire) == 0);
+    let deadline = timeout.map_or(i64::MAX, |timeout| {
         now.saturating_add(i64::try_from(timeout.as_micros()).unwrap_or(i64::MAX))
     });
     slot.since.store(now, Ordering::Release);

@@ -32,6 +32,8 @@ pub(super) struct Attempt {
     pub(super) step: Option<Step>,
     /// The transaction is the rest of one whose first pieces are committed.
     pub(super) is_rest: bool,
+    /// The note of versions that it begins with.
+    pub(super) versions: Option<Vec<u8>>,
 }
 
 impl InHand {

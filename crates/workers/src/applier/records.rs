@@ -1,7 +1,7 @@
 //! Records of the transaction in hand, on their way to the session that applies them, and the
 //! schemas that these name.
 
-use braid_apply::{Identity, Item, Session, is_rule, is_statement, tables_of};
+use braid_apply::{Identity, Item, Session, is_rule, is_statement, is_versions, tables_of};
 use braid_bgworker::sqlstate::SqlState;
 use braid_decoder::REPLACED_PREFIX;
 use braid_gir::{Begin, Change, Reader, Record, StreamHeader, Tag, Truncate};
@@ -20,6 +20,23 @@ pub(super) fn out_of_order() -> PgError {
         SqlState::ProtocolViolation,
         "records from the provider are out of order",
     )
+}
+
+/// The note of versions with which a transaction begins, whose other records follow.
+fn versions_of(mut reader: Reader<'_>) -> Result<Option<Vec<u8>>, Trouble> {
+    while let Some((tag, body)) = reader.next_raw()? {
+        if matches!(tag, Tag::Schema | Tag::StreamHeader) {
+            continue;
+        }
+        if tag == Tag::Message
+            && let Record::Message(message) = Record::read(tag, body)?
+            && is_versions(&message)
+        {
+            return Ok(Some(message.content.to_vec()));
+        }
+        return Ok(None);
+    }
+    Ok(None)
 }
 
 impl Applier {
@@ -58,6 +75,7 @@ impl Applier {
             }
             match Record::read(tag, body)? {
                 Record::Begin(begin) if !*begun => {
+                    self.in_hand.attempt.versions = versions_of(reader.clone())?;
                     if !start(self, &begin)? {
                         return Ok(());
                     }
@@ -95,7 +113,9 @@ impl Applier {
                     self.take_truncate(&truncate)?;
                 }
                 Record::Message(message) if *begun => {
-                    if is_rule(&message) {
+                    if is_versions(&message) {
+                        self.take_versions(message.content)?;
+                    } else if is_rule(&message) {
                         self.apply_consolidated(&mut gathered)?;
                         let session = self.session.as_mut().ok_or_else(out_of_order)?;
                         session.take_rule(message.content)?;

@@ -1,4 +1,5 @@
-//! Connections of the group worker to the other members, by which its messages go.
+//! Connections of the group worker, and of the versions process, to the other members, by which
+//! their messages go.
 //!
 //! Nothing here waits: a member that does not answer must not keep the worker from its clock.
 //! Messages may be lost, repeated or late, so a member that can't be reached just loses them. Only
@@ -9,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use braid_bgworker::hex;
 use braid_group::MemberId;
+use braid_postgres::latch::Interest;
 use braid_postgres::libpq::{self, Connection, Pending};
 use braid_postgres::rows::Rows;
 
@@ -24,8 +26,14 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// as others are pinged more often.
 const IDLE: Duration = Duration::from_secs(10);
 
-/// How the worker shows at the other members.
-const NAME: &str = "braid group";
+/// The process whose messages go by these connections.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Way {
+    /// How the process shows at the other members, and in the log.
+    pub(crate) name: &'static str,
+    /// The function that takes messages there.
+    pub(crate) function: &'static str,
+}
 
 enum Phase {
     /// Not connected; not tried again before then.
@@ -47,14 +55,36 @@ struct Link {
 }
 
 /// All connections, by member.
-#[derive(Default)]
-pub(super) struct Links {
+pub(crate) struct Links {
+    way: Way,
     links: BTreeMap<MemberId, Link>,
 }
 
 impl Links {
+    /// Has no connection yet.
+    pub(crate) const fn new(way: Way) -> Self {
+        Self {
+            way,
+            links: BTreeMap::new(),
+        }
+    }
+
+    /// The sockets on which something is awaited.
+    pub(crate) fn sockets(&self) -> Vec<(i32, Interest)> {
+        let awaited = |link: &Link| match &link.phase {
+            Phase::Connecting(connection, Pending::Write, _) => {
+                Some((connection.socket(), Interest::Write))
+            }
+            Phase::Connecting(connection, Pending::Read, _) | Phase::Sent(connection, ..) => {
+                Some((connection.socket(), Interest::Read))
+            }
+            Phase::Away(_) | Phase::Ready(_) => None,
+        };
+        self.links.values().filter_map(awaited).collect()
+    }
+
     /// Keeps to these members and connection strings.
-    pub(super) fn keep(&mut self, peers: Vec<(MemberId, String)>) {
+    pub(crate) fn keep(&mut self, peers: Vec<(MemberId, String)>) {
         self.links
             .retain(|id, link| peers.iter().any(|peer| peer.0 == *id && peer.1 == link.dsn));
         for (id, dsn) in peers {
@@ -69,7 +99,7 @@ impl Links {
     }
 
     /// Has a message sent. False if the member is not known.
-    pub(super) fn send(&mut self, to: MemberId, message: Vec<u8>) -> bool {
+    pub(crate) fn send(&mut self, to: MemberId, message: Vec<u8>) -> bool {
         let Some(link) = self.links.get_mut(&to) else {
             return false;
         };
@@ -82,13 +112,13 @@ impl Links {
     }
 
     /// Takes each connection a step further. Returns the members that have just become unreachable.
-    pub(super) fn tend(&mut self) -> Vec<MemberId> {
+    pub(crate) fn tend(&mut self) -> Vec<MemberId> {
         let mut lost = Vec::new();
         for (id, link) in &mut self.links {
-            if let Err(error) = link.step() {
+            if let Err(error) = link.step(self.way) {
                 let words = error.to_string();
                 if link.failure.as_ref() != Some(&words) {
-                    pgrx::log!("braid group: member {id} can't be reached: {words}");
+                    pgrx::log!("{}: member {id} can't be reached: {words}", self.way.name);
                     link.failure = Some(words);
                 }
                 link.phase = Phase::Away(Instant::now() + PAUSE);
@@ -100,7 +130,7 @@ impl Links {
     }
 
     /// Whether an answer or a connection is awaited, so that the next look comes soon.
-    pub(super) fn are_busy(&self) -> bool {
+    pub(crate) fn are_busy(&self) -> bool {
         self.links
             .values()
             .any(|link| matches!(link.phase, Phase::Connecting(..) | Phase::Sent(..)))
@@ -109,10 +139,10 @@ impl Links {
 
 impl Link {
     /// Goes on as far as it can without waiting.
-    fn step(&mut self) -> libpq::Result<()> {
+    fn step(&mut self, way: Way) -> libpq::Result<()> {
         loop {
             let phase = std::mem::replace(&mut self.phase, Phase::Away(Instant::now()));
-            let (next, again) = self.advance(phase)?;
+            let (next, again) = self.advance(phase, way)?;
             self.phase = next;
             if !again {
                 return Ok(());
@@ -121,13 +151,13 @@ impl Link {
     }
 
     /// The next phase, and whether that one can go on at once.
-    fn advance(&mut self, phase: Phase) -> libpq::Result<(Phase, bool)> {
+    fn advance(&mut self, phase: Phase, way: Way) -> libpq::Result<(Phase, bool)> {
         Ok(match phase {
             Phase::Away(until) if Instant::now() < until || self.waiting.is_empty() => {
                 (Phase::Away(until), false)
             }
             Phase::Away(_) => {
-                let (connection, pending) = Connection::start_by_itself(&self.dsn, NAME)?;
+                let (connection, pending) = Connection::start_by_itself(&self.dsn, way.name)?;
                 let deadline = Instant::now() + PATIENCE;
                 (Phase::Connecting(connection, pending, deadline), true)
             }
@@ -148,7 +178,7 @@ impl Link {
                 (Phase::Ready(connection), false)
             }
             Phase::Ready(mut connection) => {
-                connection.start_query(&self.query())?;
+                connection.start_query(&self.query(way))?;
                 let deadline = Instant::now() + PATIENCE;
                 (Phase::Sent(connection, Rows::default(), deadline), true)
             }
@@ -165,7 +195,7 @@ impl Link {
     }
 
     /// A query that delivers what waits.
-    fn query(&mut self) -> String {
+    fn query(&mut self, way: Way) -> String {
         let mut bytes = 0;
         let mut messages = Vec::new();
         while let Some(next) = self.waiting.front() {
@@ -179,6 +209,6 @@ impl Link {
             .iter()
             .map(|message| format!("'\\x{}'::pg_catalog.bytea", hex::encode(message)))
             .collect();
-        format!("select braid.group_receive(array[{}])", quoted.join(","))
+        format!("select {}(array[{}])", way.function, quoted.join(","))
     }
 }

@@ -18,7 +18,7 @@
 //! Not for: what is agreed and how, which is `crates/group`.
 
 mod balancing;
-mod links;
+pub(crate) mod links;
 mod marker;
 mod places;
 pub mod request;
@@ -45,12 +45,17 @@ use braid_postgres::{latch, process, server, timestamp, worker};
 use pgrx::pg_sys;
 
 use balancing::{Balancing, Standing};
-use links::Links;
+use links::{Links, Way};
 use places::Places;
 use request::Question;
 
 /// The mode in which a node joins that only votes.
 pub const WITNESS: &str = "witness";
+/// How its messages go to the other members.
+const WAY: Way = Way {
+    name: "braid group",
+    function: "braid.group_receive",
+};
 /// Between two looks while another member's answer is awaited.
 const SOON: Duration = Duration::from_millis(10);
 /// The view is shown again after this.
@@ -111,7 +116,7 @@ fn run(entry: &'static ManagerEntry) -> Result<(), PgError> {
         group: loaded.stored.group,
         agreement,
         mailbox,
-        links: Links::default(),
+        links: Links::new(WAY),
         asked: BTreeMap::new(),
         began,
         shown: None,

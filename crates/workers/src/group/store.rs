@@ -8,15 +8,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use braid_bgworker::hex;
 use braid_bgworker::sqlstate::SqlState;
 use braid_group::{
-    Applied, Command, Continuity, GroupId, Member, MemberId, Record, Role, State, Stopped, Stored,
-    Work, wording,
+    Applied, Command, Continuity, GroupId, Member, MemberId, Phase, Record, Role, State, Stopped,
+    Stored, Work, wording,
 };
 use braid_node::connection_string;
 use braid_node::subscription::{execute, rows, rows_written};
+use braid_node::versions::tables;
 use braid_postgres::error::PgError;
 use braid_postgres::names::own_table;
 use braid_postgres::plain;
 use braid_postgres::table_scan::{self, Cell};
+use braid_versions::Bytes;
 
 use super::{balancing, marker, places};
 
@@ -251,12 +253,16 @@ pub(super) fn show_since(before: Option<&State>, state: &State) -> Result<Shown,
     let versioned = |state: &State| -> Vec<_> {
         let tables = state.versioned_tables();
         tables
-            .map(|(number, name)| (number, name.clone()))
+            .map(|(number, name)| (number, name.clone(), state.phase_of(number).map(|of| of.0)))
             .collect()
     };
     if before.is_none_or(|before| versioned(before) != versioned(state)) {
         show_versioned(state)?;
         shown.anything = true;
+    }
+    let last_cut = |state: &State| state.cuts().last().map(|cut| cut.term);
+    if before.is_none_or(|before| last_cut(before) != last_cut(state)) {
+        show_cuts(state)?;
     }
     execute(
         "update braid.group_self set applied_index = $1, group_name = $2::name \
@@ -348,18 +354,32 @@ fn show_versioned(state: &State) -> Result<(), PgError> {
     let number = |row: Vec<Option<String>>| row.into_iter().next()??.parse::<u32>().ok();
     let mut shown: BTreeSet<u32> = shown.into_iter().filter_map(number).collect();
     for (number, name) in state.versioned_tables() {
+        let phase = match state.phase_of(number) {
+            Some((Phase::Begins, _)) => tables::BEGINS,
+            Some((Phase::Ends, _)) => tables::ENDS,
+            _ => tables::COUNTS,
+        };
+        let phase = i32::try_from(phase).unwrap_or(i32::MAX);
         if shown.remove(&number.0) {
+            execute(
+                "update braid.versioned_table set phase = $2 where table_number = $1 and phase <> $2",
+                &[
+                    i32::try_from(number.0).unwrap_or(i32::MAX).into(),
+                    phase.into(),
+                ],
+            )?;
             continue;
         }
         let relations = rows_written(
-            "insert into braid.versioned_table (table_number, schema_name, table_name, relation) \
-             values ($1, $2::name, $3::name, \
+            "insert into braid.versioned_table (table_number, schema_name, table_name, phase, relation) \
+             values ($1, $2::name, $3::name, $4, \
                      (select c.oid from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace \
                        where n.nspname = $2::name and c.relname = $3::name)) returning relation::text",
             &[
                 i32::try_from(number.0).unwrap_or(i32::MAX).into(),
                 name.schema.as_deref().unwrap_or_default().into(),
                 name.table.as_str().into(),
+                phase.into(),
             ],
         )?;
         // Processes that apply changes have set the table up, and look again.
@@ -374,6 +394,33 @@ fn show_versioned(state: &State) -> Result<(), PgError> {
         execute(
             "delete from braid.versioned_table where table_number = $1",
             &[i32::try_from(number).unwrap_or(i32::MAX).into()],
+        )?;
+    }
+    Ok(())
+}
+
+/// Makes `braid.version_cut` have the decisions about versioned writes.
+fn show_cuts(state: &State) -> Result<(), PgError> {
+    let first = state.cuts().next().map_or(u64::MAX, |cut| cut.term.0);
+    let shown = rows(
+        "select coalesce(max(term), 0)::text from braid.version_cut",
+        &[],
+    )?;
+    let shown = shown.first().map_or(Ok(0), |row| number(row, 0))?;
+    execute(
+        "delete from braid.version_cut where term < $1",
+        &[signed(first).into()],
+    )?;
+    let holder = state.sequencing();
+    for cut in state.cuts().filter(|cut| cut.term.0 > shown) {
+        execute(
+            "insert into braid.version_cut (term, content, holder_id, holder_boot) values ($1, decode($2, 'hex'), $3, $4)",
+            &[
+                signed(cut.term.0).into(),
+                hex::encode(&cut.encode()).into(),
+                signed(holder.map_or(0, |holder| holder.holder.get())).into(),
+                signed(holder.map_or(0, |holder| holder.boot)).into(),
+            ],
         )?;
     }
     Ok(())

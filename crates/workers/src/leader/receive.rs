@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use braid_apply::{is_rule, is_statement};
+use braid_apply::{is_rule, is_statement, is_versions};
 use braid_bgworker::commit_sequence::Arrival;
 use braid_bgworker::dictionary::Entry;
 use braid_bgworker::sqlstate::SqlState;
@@ -418,7 +418,8 @@ impl Reception {
         Ok(())
     }
 
-    /// A rule for conflicts counts for what comes after it, and for nothing before.
+    /// A rule for conflicts, and a versioned transaction, come after all before and before all
+    /// after.
     pub(super) fn transactional_message(&mut self, tag: Tag, body: &[u8]) -> Result<(), End> {
         let Record::Message(message) = Record::read(tag, body)? else {
             return Err(out_of_order());
@@ -428,6 +429,16 @@ impl Reception {
             && !in_hand.discard
         {
             in_hand.has_rule = true;
+            self.scheduling.barrier_for_all();
+        }
+        if let Some(in_hand) = self.in_hand.as_mut()
+            && is_versions(&message)
+            && !in_hand.discard
+        {
+            // Its applier waits for other streams before it begins. Nothing of this stream is open
+            // then: all before it is committed, nothing after it has begun.
+            in_hand.has_rule = true;
+            in_hand.is_plain = false;
             self.scheduling.barrier_for_all();
         }
         if let Some(in_hand) = self.in_hand.as_mut()

@@ -9,12 +9,14 @@ use braid_node::versions::memory::{self, Shown, Waited, mark, problem, state};
 use braid_postgres::error::PgError;
 use braid_postgres::process;
 use braid_versions::{
-    Access, Boot, Commit, Cut, Edge, Error, Local, NodeNumber, Report, Reports, Sequencer, Start,
-    TableNumber, Term, Version,
+    Access, Answer, Boot, Bytes, Commit, Cut, Edge, Error, Local, NodeNumber, Note, Record, Report,
+    Reports, Sequencer, Start, TableNumber, Term, Verdict, Version,
 };
 
-/// The only node with data. Its number in the group is of no account here.
-const ME: NodeNumber = NodeNumber(1);
+use super::shared::Shared;
+
+/// The only node with data. Its number in the group is of no account then.
+const ALONE: NodeNumber = NodeNumber(1);
 
 /// How far a slot's transaction has come, as this process knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,6 +31,10 @@ enum Stage {
     Committing,
     /// It only waits for this write.
     Reading(TableNumber, Version),
+    /// An applier waits for what its transaction had seen, or applies it.
+    Following,
+    /// The writes of that are marked as coming.
+    Applying,
     /// It can't go on.
     Refused,
 }
@@ -37,6 +43,8 @@ enum Stage {
 struct Known {
     number: u64,
     stage: Stage,
+    /// The record of the transaction that an applier applies.
+    record: Option<Record>,
     waits: Vec<Waited>,
     /// Tables whose release was passed on.
     released: BTreeSet<u32>,
@@ -45,8 +53,11 @@ struct Known {
 /// The process's memory.
 pub(super) struct Keeper {
     start: u64,
-    local: Local,
-    sequencer: Sequencer,
+    pub(super) local: Local,
+    /// If this process gives versions to the group.
+    pub(super) sequencer: Option<Sequencer>,
+    /// In a group of several nodes with data.
+    pub(super) shared: Option<Shared>,
     /// By the address of the slot.
     known: HashMap<usize, Known>,
     /// The processes whose transactions have writes that have not ended.
@@ -59,36 +70,67 @@ fn key(slot: &Slot) -> usize {
     std::ptr::from_ref(slot).addr()
 }
 
-fn complain(what: &str, error: Error) {
+pub(super) fn complain(what: &str, error: Error) {
     PgError::new(SqlState::InternalError, format!("{what}: {error}")).log("braid versions");
 }
 
+/// An error of the rules that ends the process.
+pub(super) fn internal(error: &Error) -> PgError {
+    PgError::new(SqlState::InternalError, error.to_string())
+}
+
 impl Keeper {
-    /// Begins with a sequencer without numbers. `None` if the rules refuse it.
-    pub(super) fn new(start: u64) -> Option<Self> {
+    /// Of the only node with data: begins with a sequencer without numbers. `None` if the rules
+    /// refuse it.
+    pub(super) fn alone(start: u64) -> Option<Self> {
         let report = Report {
             term: Term(0),
             ends: BTreeMap::new(),
         };
-        let reports = Reports::from([(ME, report)]);
+        let reports = Reports::from([(ALONE, report)]);
         let cut = Cut::new_sequencer(Term(0), 1, &reports, true).ok()?;
         let sequencer = Sequencer::begin(&cut)?;
-        let mut local = Local::new(ME, Boot(1));
+        let mut local = Local::new(ALONE, Boot(1));
         local.learn(&cut).ok()?;
-        Some(Self {
+        Some(Self::with(start, local, Some(sequencer), None))
+    }
+
+    /// Of one of several nodes with data.
+    pub(super) fn shared(start: u64, shared: Shared) -> Self {
+        let local = Local::new(shared.agreed.me, shared.boot);
+        Self::with(start, local, None, Some(shared))
+    }
+
+    fn with(
+        start: u64,
+        local: Local,
+        sequencer: Option<Sequencer>,
+        shared: Option<Shared>,
+    ) -> Self {
+        Self {
             start,
             local,
             sequencer,
+            shared,
             known: HashMap::new(),
             holders: BTreeMap::new(),
             is_waiting_for_earlier: true,
-        })
+        }
     }
 
-    /// Does all that can be done now.
-    pub(super) fn work(&mut self) {
+    /// Does all that can be done now. False if the process has to start anew.
+    pub(super) fn work(&mut self) -> Result<bool, PgError> {
         if self.is_waiting_for_earlier {
             self.is_waiting_for_earlier = self.settle_earlier();
+            if !self.is_waiting_for_earlier {
+                self.begin_shared()?;
+            }
+        }
+        if !self.is_waiting_for_earlier {
+            if !self.follow_group()? {
+                return Ok(false);
+            }
+            self.receive();
         }
         loop {
             let mut changed = false;
@@ -100,7 +142,12 @@ impl Keeper {
                 break;
             }
         }
+        if !self.is_waiting_for_earlier {
+            self.tick()?;
+        }
+        self.tend_links();
         self.show();
+        Ok(true)
     }
 
     /// Ends what an earlier process has begun. True as long as some of it may still commit.
@@ -151,6 +198,9 @@ impl Keeper {
     }
 
     fn ask(&mut self, slot: &'static Slot) -> bool {
+        if slot.applies.load(Ordering::Acquire) != 0 {
+            return self.ask_to_apply(slot);
+        }
         let tables: Vec<u32> = slot
             .tables()
             .map(|cell| cell.load(Ordering::Acquire))
@@ -186,10 +236,69 @@ impl Keeper {
         }
     }
 
+    fn ask_to_apply(&mut self, slot: &'static Slot) -> bool {
+        let record = match Note::decode(&slot.note()) {
+            Ok(Note::Versions(record)) if self.shared.is_some() => record,
+            _ => return refuse(slot, state::ASKED, problem::INTERNAL),
+        };
+        self.note(slot, 0, Stage::Following);
+        if let Some(known) = self.known.get_mut(&key(slot)) {
+            known.record = Some(record);
+        }
+        slot.advance(state::ASKED, state::WAITING)
+    }
+
+    fn record_of(&self, slot: &Slot) -> Option<Record> {
+        self.known.get(&key(slot))?.record.clone()
+    }
+
+    /// Whether an applier may begin. True if something has changed.
+    fn try_to_apply(&mut self, slot: &'static Slot) -> bool {
+        let Some(record) = self.record_of(slot) else {
+            return refuse(slot, state::WAITING, problem::INTERNAL);
+        };
+        match self.local.may_apply(&record) {
+            Verdict::Apply => self.make_ready(slot, Stage::Following),
+            Verdict::Wait(edges) => {
+                self.show_waits(slot, &edges);
+                false
+            }
+            Verdict::Later => false,
+            verdict @ (Verdict::Already | Verdict::Refused | Verdict::Contradiction) => {
+                pgrx::log!("braid versions: {record:?} can't be applied: {verdict:?}");
+                refuse(slot, state::WAITING, problem::GIVEN_UP)
+            }
+        }
+    }
+
+    /// Whether an applier may commit. True if something has changed.
+    fn try_to_show(&mut self, slot: &'static Slot) -> bool {
+        let Some(record) = self.record_of(slot) else {
+            return refuse(slot, state::COMMIT_ASKED, problem::INTERNAL);
+        };
+        match self.local.may_apply(&record) {
+            Verdict::Apply => {}
+            Verdict::Wait(_) | Verdict::Later => return false,
+            verdict => {
+                pgrx::log!("braid versions: {record:?} can't be committed: {verdict:?}");
+                return refuse(slot, state::COMMIT_ASKED, problem::GIVEN_UP);
+            }
+        }
+        if let Err(error) = self.local.apply(&record) {
+            return self.fail(slot, state::COMMIT_ASKED, "an applier's commit", error);
+        }
+        self.set_stage(slot, Stage::Applying);
+        if slot.advance(state::COMMIT_ASKED, state::MAY_COMMIT) {
+            slot.wake_session();
+        }
+        true
+    }
+
     fn note(&mut self, slot: &Slot, number: u64, stage: Stage) {
         let known = Known {
             number,
             stage,
+            record: None,
             waits: Vec::new(),
             released: BTreeSet::new(),
         };
@@ -203,6 +312,9 @@ impl Keeper {
     }
 
     fn try_start(&mut self, slot: &'static Slot, number: u64, stage: Stage) -> bool {
+        if stage == Stage::Following {
+            return self.try_to_apply(slot);
+        }
         if let Stage::Reading(table, version) = stage {
             if self.local.has_reached(table, version) {
                 return self.make_ready(slot, stage);
@@ -216,7 +328,14 @@ impl Keeper {
             return false;
         }
         match self.local.start(number) {
-            Ok(Start::Ready) => self.make_ready(slot, Stage::Ready),
+            Ok(Start::Ready) => {
+                if self.shared.is_some() && !self.put_note(slot, number) {
+                    self.local.abort(number);
+                    self.set_stage(slot, Stage::Refused);
+                    return refuse(slot, state::WAITING, problem::TOO_LONG);
+                }
+                self.make_ready(slot, Stage::Ready)
+            }
             Ok(Start::Wait(edges)) => {
                 self.show_waits(slot, &edges);
                 false
@@ -231,6 +350,15 @@ impl Keeper {
                 Err(error) => self.fail(slot, state::WAITING, "a request", error),
             },
             Err(error) => self.fail(slot, state::WAITING, "a wait", error),
+        }
+    }
+
+    /// Has the session find what it is to write first. False if that is too long.
+    fn put_note(&self, slot: &Slot, number: u64) -> bool {
+        match self.local.shipped(number) {
+            Ok(Some(record)) => slot.set_note(&Note::Versions(record).encode()),
+            Ok(None) => slot.set_note(&[]),
+            Err(_) => false,
         }
     }
 
@@ -268,7 +396,9 @@ impl Keeper {
             let Some(known) = self.known.get_mut(&key(slot)) else {
                 break;
             };
+            // What is shipped says already that the transaction writes it: released at its end.
             if table & mark::RELEASED == 0
+                || self.shared.is_some()
                 || known.stage != Stage::Running
                 || !known.released.insert(number_of_table)
             {
@@ -290,7 +420,8 @@ impl Keeper {
         let stage = self.known.get(&key(slot)).map(|known| known.stage);
         match stage {
             Some(Stage::Running) => {}
-            Some(Stage::Committing) => return false,
+            Some(Stage::Following) => return self.try_to_show(slot),
+            Some(Stage::Committing | Stage::Applying) => return false,
             _ => return refuse(slot, state::COMMIT_ASKED, problem::INTERNAL),
         }
         match self.local.commit(number) {
@@ -311,8 +442,13 @@ impl Keeper {
 
     fn fail(&mut self, slot: &'static Slot, from: u32, what: &str, error: Error) -> bool {
         complain(what, error);
+        let problem = if error == Error::Diverged {
+            problem::DIVERGED
+        } else {
+            problem::INTERNAL
+        };
         self.set_stage(slot, Stage::Refused);
-        refuse(slot, from, problem::INTERNAL)
+        refuse(slot, from, problem)
     }
 
     /// The session's transaction has ended.
@@ -320,7 +456,17 @@ impl Keeper {
         if let Some(known) = self.known.remove(&key(slot)) {
             let number = known.number;
             let ended = match known.stage {
-                Stage::Reading(..) => Ok(()),
+                Stage::Reading(..) | Stage::Following => Ok(()),
+                Stage::Applying => {
+                    if let Some(record) = &known.record {
+                        if state == state::COMMITTED {
+                            self.local.applied(record);
+                        } else {
+                            self.local.apply_failed(record);
+                        }
+                    }
+                    Ok(())
+                }
                 Stage::Committing if state == state::COMMITTED => self.local.committed(number),
                 Stage::Committing => self.local.withdraw(number),
                 _ => {
@@ -338,18 +484,17 @@ impl Keeper {
     /// Carries requests and releases to the sequencer, and its answers back. True if there were
     /// any.
     fn exchange(&mut self) -> bool {
+        if self.shared.is_some() {
+            return self.exchange_shared();
+        }
         let mut changed = false;
         while let Some(batch) = self.local.batch() {
-            let answer = self.sequencer.receive(&batch, true);
+            let Some(sequencer) = &mut self.sequencer else {
+                break;
+            };
+            let answer = sequencer.receive(&batch, true);
             let is_progress = !answer.grants.is_empty() || !answer.confirmed.is_empty();
-            for grant in &answer.grants {
-                let pid = self.pid_of(grant.id.number);
-                for (table, granted) in &grant.tables {
-                    if let Some(own) = granted.own {
-                        self.holders.insert((*table, own), pid);
-                    }
-                }
-            }
+            self.note_holders(&answer);
             for (number, refusal) in self.local.answer(&answer) {
                 changed |= self.refused(number, &refusal.to_string());
             }
@@ -358,24 +503,37 @@ impl Keeper {
                 break;
             }
         }
-        if changed {
-            let ends = self.sequencer.ends();
+        if changed && let Some(sequencer) = &self.sequencer {
+            let ends = sequencer.ends();
             self.holders.retain(|(table, version), _| {
                 ends.get(table).is_none_or(|end| *version > end.settled)
             });
-            if !self.local.announced(self.sequencer.term(), &ends) {
+            if !self.local.announced(sequencer.term(), &ends) {
                 pgrx::log!("braid versions: the sequencer's term is not known");
             }
         }
         changed
     }
 
+    /// Notes which processes have the numbers of an answer.
+    pub(super) fn note_holders(&mut self, answer: &Answer) {
+        for grant in &answer.grants {
+            let pid = self.pid_of(grant.id.number);
+            for (table, granted) in &grant.tables {
+                if let Some(own) = granted.own {
+                    self.holders.insert((*table, own), pid);
+                }
+            }
+        }
+        let local = &self.local;
+        self.holders
+            .retain(|(table, version), _| !local.has_reached(*table, *version));
+    }
+
     fn slot_of(&self, number: u64) -> Option<&'static Slot> {
         memory::own_slots().find(|slot| {
             let known = self.known.get(&key(slot));
-            known.is_some_and(|known| {
-                known.number == number && !matches!(known.stage, Stage::Reading(..))
-            })
+            known.is_some_and(|known| known.number == number && known.number != 0)
         })
     }
 
@@ -384,7 +542,7 @@ impl Keeper {
             .map_or(0, |slot| slot.pid.load(Ordering::Acquire))
     }
 
-    fn refused(&mut self, number: u64, why: &str) -> bool {
+    pub(super) fn refused(&mut self, number: u64, why: &str) -> bool {
         pgrx::log!("braid versions: a request was refused: {why}");
         self.local.abort(number);
         let Some(slot) = self.slot_of(number) else {
@@ -406,6 +564,10 @@ impl Keeper {
                     .get(&(edge.table, edge.version))
                     .copied()
                     .unwrap_or(0),
+                node: edge
+                    .holder
+                    .filter(|node| *node != self.local.identity().0)
+                    .map_or(0, |node| node.0),
             })
             .collect();
         if let Some(known) = self.known.get_mut(&key(slot))
@@ -417,16 +579,27 @@ impl Keeper {
     }
 
     fn show(&self) {
-        let shown: Vec<Shown> = self
-            .sequencer
-            .ends()
-            .into_iter()
-            .map(|(table, end)| Shown {
-                number: table.0,
-                assigned: self.sequencer.counter(table).0.0,
-                reached: end.settled.0,
-            })
-            .collect();
+        let shown: Vec<Shown> = match &self.sequencer {
+            Some(sequencer) if self.shared.is_none() => sequencer
+                .ends()
+                .into_iter()
+                .map(|(table, end)| Shown {
+                    number: table.0,
+                    assigned: sequencer.counter(table).0.0,
+                    reached: end.settled.0,
+                })
+                .collect(),
+            // The last number that this node has heard of.
+            _ => self
+                .local
+                .progress()
+                .map(|(table, known, reached)| Shown {
+                    number: table.0,
+                    assigned: known.0.max(reached.0),
+                    reached: reached.0,
+                })
+                .collect(),
+        };
         memory::show(process::my_database(), &shown);
     }
 }

@@ -8,10 +8,11 @@
 //! 2. What has become possible is allowed: a snapshot, a commit.
 //! 3. As long as a turn has changed something, another one follows.
 //!
-//! A group with versioned tables has one node with data, so the process has both parts of the
-//! rules: the sequencer and the node ([`braid_versions::Sequencer`], [`braid_versions::Local`]).
-//! Both live in its memory and begin anew with it. Then numbers of the process before are void, in
-//! this order:
+//! If one node of the group has data, the process has both parts of the rules: the sequencer and
+//! the node ([`braid_versions::Sequencer`], [`braid_versions::Local`]). Both live in its memory
+//! and begin anew with it. If several have, `shared` says who has the sequencer, and what a node
+//! has is stored (`braid_node::versions::note`). When the process starts, numbers of the process
+//! before are void, in this order:
 //!
 //! 1. The start's number is shown. A session with an older one can't ask to commit any more.
 //! 2. Transactions that ran, or had asked to commit, are refused when they do so.
@@ -23,18 +24,22 @@
 //!
 //! Not for: what a session may do (`braid_node::versions`), the rules themselves.
 
+mod agreed;
 mod keeper;
+mod shared;
+pub mod suited;
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use braid_node::registry::{self, ManagerEntry};
 use braid_node::versions::{memory, tables};
-use braid_postgres::error;
-use braid_postgres::{latch, process, timestamp, worker};
+use braid_postgres::error::{self, PgError};
+use braid_postgres::{process, timestamp, worker};
 use pgrx::pg_sys;
 
 use keeper::Keeper;
+use shared::Shared;
 
 /// Between two looks without a wake-up: whether tables are versioned.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -58,24 +63,38 @@ pub fn main(argument: pg_sys::Datum) {
         .store(process::my_pid(), Ordering::SeqCst);
     process::before_exit(move || leave(entry));
     worker::report_activity("giving versions to transactions");
-    let Some(mut keeper) = Keeper::new(start) else {
-        pgrx::log!("braid versions: the first sequencer could not begin");
-        return;
+    if let Err(failure) = run(entry, start) {
+        failure.log("braid versions");
+    }
+}
+
+fn run(entry: &'static ManagerEntry, start: u64) -> Result<(), PgError> {
+    let agreed = error::transaction(agreed::load)?;
+    let mut keeper = match agreed {
+        Some(agreed) if !agreed.is_alone() => Keeper::shared(start, Shared::new(entry, agreed)?),
+        _ => match Keeper::alone(start) {
+            Some(keeper) => keeper,
+            None => return Ok(()),
+        },
     };
     let mut looked: Option<Instant> = None;
     loop {
         worker::reload_settings();
-        keeper.work();
+        if !keeper.work()? {
+            return Ok(());
+        }
         let is_idle = memory::own_slots().next().is_none();
         if is_idle && looked.is_none_or(|looked| looked.elapsed() >= LOOK_EVERY) {
             looked = Some(Instant::now());
-            match error::transaction(|| Ok(tables::all())) {
-                Ok(found) if found.is_empty() => return,
+            let found = error::transaction(|| Ok((tables::all(), agreed::load()?)));
+            match found {
+                Ok((tables, _)) if tables.is_empty() => return Ok(()),
+                Ok((_, agreed)) if keeper.is_out_of_date(agreed.as_ref()) => return Ok(()),
                 Ok(_) => {}
                 Err(failure) => failure.log("braid versions"),
             }
         }
-        latch::wait(Some(LOOK_EVERY));
+        keeper.wait(LOOK_EVERY);
     }
 }
 
@@ -83,6 +102,7 @@ pub fn main(argument: pg_sys::Datum) {
 fn leave(entry: &ManagerEntry) {
     if entry.versions_pid.load(Ordering::SeqCst) == process::my_pid() {
         memory::show(process::my_database(), &[]);
+        entry.versions_mailbox.store(0, Ordering::SeqCst);
         entry.versions_latch.store(0, Ordering::SeqCst);
         entry.versions_pid.store(0, Ordering::SeqCst);
     }

@@ -37,7 +37,7 @@ use super::failure::{Failure, Outcome};
 use super::local::Subscription;
 
 /// How long a function waits for the group to agree.
-const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// That the caller may create, join and leave groups.
 pub fn check_rights(caller: pg_sys::Oid) -> Outcome<()> {

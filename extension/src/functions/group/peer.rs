@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use braid_bgworker::hex;
 use braid_group::{Command, MemberId};
-use braid_node::{mailbox, registry, secrecy};
+use braid_node::{mailbox, registry, secrecy, versions};
 use braid_postgres::catalog::{current_role, query};
 use braid_postgres::encoding::Text;
 use braid_postgres::names::own_table;
@@ -41,6 +41,19 @@ fn group_receive(messages: Option<pgrx::Array<'_, &[u8]>>) {
                 );
                 mailbox::announce_letter()?;
             }
+        }
+        Ok(())
+    });
+}
+
+/// braid.version_receive(messages bytea[])
+#[pg_extern(sql = false)]
+fn version_receive(messages: Option<pgrx::Array<'_, &[u8]>>) {
+    let caller = current_role();
+    run(|| {
+        check_peer(caller)?;
+        for message in messages.iter().flat_map(pgrx::Array::iter).flatten() {
+            versions::mailbox::deliver(message);
         }
         Ok(())
     });
