@@ -64,7 +64,7 @@ is(versioned($_, 'read stock', 'select amount from stock where id = 1'), '21', $
 is(sql($_, 'select count(*) > 0 from braid.table_versions where reached > 0'), 't', $_->name . ' shows how far it is') for @both;
 
 # Write skew: either order is right, both from before is not.
-sub session { my ($node) = @_; return Session::connect_to($node, 'postgres') or die 'no connection'; }
+sub session { my ($node) = @_; my $session = Session::connect_to($node, 'postgres'); die 'no connection' if !$session; return $session; }
 sub shown { my ($failed, $out, $err) = @_; chomp $out; return $failed ? $err : $out; }
 sub run { my ($session, $sql) = @_; return shown(Session::query($session, $sql, 1)); }
 my ($one, $two) = map { session($_) } @both;

@@ -10,7 +10,7 @@
 //! 3. It collects a report of each: what that node has.
 //! 4. It has the group agree on the cut that these reports make
 //!    (`braid_group::Command::CutVersions`). All processes learn it from the log, and go on. The
-//! proposer begins with it.
+//!    proposer begins with it.
 //!
 //! All nodes report, not a majority. So whatever is committed anywhere is in the reports of the
 //! node that has committed it: no write is ever given up, and there is one sequencer at most,
