@@ -146,7 +146,7 @@ sub is_running
 }
 
 # What somebody wants to read who has asked for a run of that length.
-sub tell { return $ENV{BRAID_TEST_TRANSACTIONS} ? diag(@_) : note(@_); }
+sub say_so { return $ENV{BRAID_TEST_TRANSACTIONS} ? diag(@_) : note(@_); }
 
 # Waits for all clients for that many seconds; tests that they have ended, that enough was
 # committed, and that the history is strictly serializable. Then that all nodes have the same rows.
@@ -176,13 +176,13 @@ sub judge
 	close $out;
 	my $all = $self->{clients} * $self->{transactions};
 	cmp_ok($count{ok} // 0, '>=', $all * ($opt{share} // 0.5), "transactions were committed, of $all");
-	tell(join ', ', map { "$count{$_} $_" } sort keys %count);
-	tell("$refused{$_} times: $_") for sort { $refused{$b} <=> $refused{$a} } keys %refused;
+	say_so(join ', ', map { "$count{$_} $_" } sort keys %count);
+	say_so("$refused{$_} times: $_") for sort { $refused{$b} <=> $refused{$a} } keys %refused;
 	my $report = '';
 	my $is_valid = IPC::Run::run([ $ENV{BRAID_CHECK_HISTORY}, "$self->{dir}/history.edn" ], '>', \$report, '2>&1');
 	if (!$is_valid && $ENV{BRAID_KEEP_HISTORY}) { PostgreSQL::Test::Utils::run_log([ 'cp', "$self->{dir}/history.edn", $ENV{BRAID_KEEP_HISTORY} ]); }
 	ok($is_valid, 'the history is strictly serializable') or diag(substr($report, 0, 4000));
-	tell(substr($report, 0, 1000));
+	say_so(substr($report, 0, 1000));
 	have_all(@{ $self->{nodes} });
 	same_tables($self->{nodes}, @tables);
 	return \%count;

@@ -207,16 +207,16 @@ impl Reception {
                 Ending::Commit(_) => writer.begin(begin)?,
                 Ending::Prepare(prepared) => writer.begin_prepared(prepared)?,
             }
-            self.store(writer.frame())?;
             // They were counted when they came.
             let rows = self.intake.rows();
             if is_elsewhere {
+                self.store(writer.frame())?;
                 if let Some(in_hand) = self.in_hand.as_mut() {
                     in_hand.elsewhere = true;
                     in_hand.changes = kept.content.changes();
                 }
             } else {
-                self.read_back(&mut kept.spool)?;
+                self.read_back(writer.frame(), &mut kept.spool)?;
             }
             self.intake.set_rows(rows);
             writer.clear(0);
@@ -230,17 +230,19 @@ impl Reception {
         self.commit(&commit)
     }
 
-    /// Take what was kept apart into the transaction in hand.
-    fn read_back(&mut self, spool: &mut Spool) -> Result<(), End> {
+    /// Takes the content of a spool into the current transaction, which begins with the record
+    /// `begin`. An applier finds a note of versions in the frame of the Begin only.
+    fn read_back(&mut self, begin: &[u8], spool: &mut Spool) -> Result<(), End> {
         spool.rewind()?;
-        let mut records = Vec::new();
+        let mut records = begin.to_vec();
+        let mut begin = begin.len();
         loop {
-            records.clear();
             while records.len() < READ_BACK && spool.read(&mut records)? {}
             if records.is_empty() {
                 return Ok(());
             }
-            let mut reader = Reader::new(&records);
+            let mut reader = Reader::new(records.get(begin..).unwrap_or_default());
+            begin = 0;
             while let Some((tag, body)) = reader.next_raw()? {
                 match tag {
                     Tag::Insert | Tag::Update | Tag::Delete => self.change(body)?,
@@ -250,6 +252,7 @@ impl Reception {
                 }
             }
             self.store(&records)?;
+            records.clear();
             self.tend()?;
             // Nobody looks at the socket meanwhile.
             self.contact.looked_away(Instant::now());
