@@ -74,6 +74,9 @@ is(run($one, q[set local braid.versions = 'read accounts, write stock']), '', 't
 run($two, 'begin isolation level repeatable read');
 Session::ask($two, q[set local braid.versions = 'read stock, write accounts']);
 ok($paris->poll_query_until('postgres', 'select count(*) = 1 from braid.table_versions where waits_for is not null'), 'paris waits') or diag(sql($paris, 'table braid.table_versions'));
+is(sql($paris, q[select string_agg(distinct waits_for_node || ', ' || coalesce(waits_for_pid::text, 'no process here'), '; ') from braid.table_versions where waits_for is not null]),
+	'tokyo, no process here', 'paris says for which node');
+is(sql($_, q[select count(distinct sequencer), min(sequencer) in ('tokyo', 'paris') from braid.table_versions]), '1|t', $_->name . ' names who gives numbers') for @both;
 is(run($one, 'update stock set amount = amount - (select amount from accounts where id = 1) where id = 1'), '', 'tokyo writes');
 is(run($one, 'commit'), '', 'and commits');
 is(shown(Session::answer($two, '', 1)), '', 'paris goes on');

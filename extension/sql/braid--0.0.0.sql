@@ -5152,7 +5152,7 @@ comment on procedure braid.read_current is 'waits for the writes of a versioned 
 
 create function braid.version_activity(
     out table_number integer, out last_assigned bigint, out reached bigint, out waiting_pid integer,
-    out waits_for bigint, out waits_for_pid integer, out waiting_since timestamptz, out waiting_until timestamptz
+    out waits_for bigint, out waits_for_pid integer, out waits_for_number integer, out waiting_since timestamptz, out waiting_until timestamptz
 ) returns setof record
     language c volatile parallel restricted set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'version_activity_wrapper';
@@ -5160,23 +5160,29 @@ comment on function braid.version_activity is 'numbers of versioned tables, and 
 
 create function braid.table_version_rows(
     out relation regclass, out table_number integer, out last_assigned bigint, out reached bigint,
-    out waiting_pid integer, out waits_for bigint, out waits_for_pid integer, out waiting_since timestamptz, out waiting_until timestamptz
+    out waiting_pid integer, out waits_for bigint, out waits_for_node name, out waits_for_pid integer, out waiting_since timestamptz,
+    out waiting_until timestamptz, out sequencer name
 ) returns setof record
     language sql volatile parallel restricted security definer set search_path = pg_catalog, pg_temp
 as $$
     with a as materialized (select * from braid.version_activity())
     select v.relation::regclass, v.table_number, coalesce(n.last_assigned, 0), coalesce(n.reached, 0),
-           w.waiting_pid, w.waits_for, w.waits_for_pid, w.waiting_since, w.waiting_until
+           w.waiting_pid, w.waits_for, o.node_name, w.waits_for_pid, w.waiting_since, w.waiting_until, s.node_name
       from braid.versioned_table v
       left join a n on n.table_number = v.table_number and n.last_assigned is not null
       left join a w on w.table_number = v.table_number and w.waiting_pid is not null
+      left join braid.group_member o on o.node_number = w.waits_for_number
+      -- Without a decision there is one node with data, and no choice.
+      left join braid.group_member s on s.state <> 'removed' and s.member_id = coalesce(
+          (select c.holder_id from braid.version_cut c order by c.term desc limit 1),
+          (select m.member_id from braid.group_member m where m.role = 'data' and m.state <> 'removed'))
      order by v.table_number, w.waiting_since
 $$;
 comment on function braid.table_version_rows is 'the rows of braid.table_versions';
 
 create view braid.table_versions as
 select * from braid.table_version_rows();
-comment on view braid.table_versions is 'versioned tables: the last number given, how far this node is, and a row for each transaction that waits';
+comment on view braid.table_versions is 'versioned tables: the last number given, how far this node is, who gives numbers, and a row for each transaction that waits';
 
 ------------------------------------------------------------------------------------------------------------------------
 -- Privileges

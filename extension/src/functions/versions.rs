@@ -352,6 +352,7 @@ fn version_activity() -> TableIterator<
         name!(waiting_pid, Option<i32>),
         name!(waits_for, Option<i64>),
         name!(waits_for_pid, Option<i32>),
+        name!(waits_for_number, Option<i32>),
         name!(waiting_since, Option<i64>),
         name!(waiting_until, Option<i64>),
     ),
@@ -364,6 +365,7 @@ fn version_activity() -> TableIterator<
             number(shown.number),
             Some(version(shown.assigned)),
             Some(version(shown.reached)),
+            None,
             None,
             None,
             None,
@@ -387,17 +389,18 @@ fn version_activity() -> TableIterator<
             .iter()
             .map(|wait| {
                 let holder = (wait.holder != 0).then_some(wait.holder);
-                (wait.table, Some(version(wait.version)), holder)
+                let node = (wait.node != 0).then_some(i32::from(wait.node));
+                (wait.table, Some(version(wait.version)), holder, node)
             })
             .collect();
         if waits.is_empty() || slot.state() != state::WAITING {
             // For numbers, or for a snapshot of another one.
             let tables = slot.tables().map(|cell| cell.load(Ordering::Acquire));
             waits = tables
-                .map(|table| (table & mark::NUMBER, None, None))
+                .map(|table| (table & mark::NUMBER, None, None, None))
                 .collect();
         }
-        for (table, waited, holder) in waits {
+        for (table, waited, holder, node) in waits {
             rows.push((
                 number(table),
                 None,
@@ -405,6 +408,7 @@ fn version_activity() -> TableIterator<
                 Some(pid),
                 waited,
                 holder,
+                node,
                 Some(since),
                 until,
             ));
