@@ -428,7 +428,7 @@ fn a_node_starts_anew_with_what_it_has_stored() {
     let record = commit(&mut a, number);
     assert_eq!(record, shipped);
 
-    let again = Local::stored(A, Boot(2), &[record.clone()], &[first_cut()]).unwrap();
+    let again = Local::stored(A, Boot(2), std::slice::from_ref(&record), &[first_cut()]).unwrap();
     assert_eq!(again.has(), a.has());
     assert_eq!(again.identity(), (A, Boot(2), Term(1)));
     assert!(!again.is_diverged());
@@ -443,14 +443,14 @@ fn a_node_starts_anew_with_what_it_has_stored() {
         },
     };
     let cuts = [first_cut(), second.clone()];
-    let again = Local::stored(A, Boot(2), &[record.clone()], &cuts).unwrap();
+    let again = Local::stored(A, Boot(2), std::slice::from_ref(&record), &cuts).unwrap();
     assert!(again.is_diverged());
     // Of a later term, it is none that the cut speaks of, also if older cuts are forgotten.
     let later = Record {
         term: Term(2),
         ..record.clone()
     };
-    let again = Local::stored(A, Boot(2), &[record, later], &[second.clone()]);
+    let again = Local::stored(A, Boot(2), &[record, later], std::slice::from_ref(&second));
     assert!(again.unwrap().is_diverged());
     let third = Cut {
         term: Term(4),
