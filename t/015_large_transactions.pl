@@ -55,7 +55,8 @@ sub grown_less_than
 	}
 	return;
 }
-measure();
+# Appliers start when the leader has something for them.
+wait_until(sub { measure(); keys %first == 3 }, 30);
 is_deeply([ sort keys %first ], [ 'braid applier', 'braid leader', 'walsender' ], 'all kinds of processes are measured');
 
 # Small transactions beside everything else.

@@ -528,12 +528,20 @@ fn too_late(slot: &Slot, entry: &ManagerEntry) -> PgError {
     } else {
         "The versions process of this database has not answered.".to_owned()
     };
+    let hint = if missing.is_empty() {
+        "The view braid.table_versions shows who waits for whom. A larger braid.version_timeout waits longer.".to_owned()
+    } else {
+        format!(
+            "Versions go on by themselves once the nodes can be reached again. If a node does not come back, call braid.remove_node. Away: {}.",
+            missing.join(", ")
+        )
+    };
     PgError::new(
         SqlState::LockNotAvailable,
         "timeout expired while waiting for versions",
     )
     .with_detail(detail)
-    .with_hint("The view braid.table_versions shows who waits for whom. A larger braid.version_timeout waits longer.")
+    .with_hint(hint)
 }
 
 /// The name of a node of the group. In a transaction that is about to fail.
