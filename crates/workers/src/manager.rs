@@ -48,6 +48,8 @@ struct Led {
 struct Manager {
     leaders: HashMap<u32, Led>,
     not_before: HashMap<u32, Instant>,
+    /// The value of `ManagerEntry::members_reached` at the last look.
+    members_reached: u64,
     cleanup: Option<worker::Handle>,
     cleanup_not_before: Option<Instant>,
     /// The process that looks for orphans, and when it is started next.
@@ -411,6 +413,10 @@ impl Manager {
             versions::tables::changed(false);
         }
         self.reap(wanted);
+        let reached = entry.members_reached.load(Ordering::Acquire);
+        if std::mem::replace(&mut self.members_reached, reached) != reached {
+            self.not_before.clear();
+        }
         // What an applier did not come to, since it was ended or failed: before others start, and
         // with each look at what runs, since until then this node lacks a row that others have.
         if let Err(failure) = braid_apply::tell_displacements() {

@@ -96,6 +96,9 @@ pub struct ManagerEntry {
     /// for other nodes than these origins do now. 0: all commits are of its life. Set by the
     /// manager.
     pub first_xid: AtomicU64,
+    /// Grows whenever a member of the group can be reached again. Subscriptions that are to be tried
+    /// again later are tried at once then.
+    pub members_reached: AtomicU64,
     /// Where rows of routed tables live: `crate::routing`.
     pub routing: RoutingEntry,
     /// Whether tables are versioned: `crate::versions::tables`.
@@ -171,6 +174,7 @@ fn find_or_take_manager(database: u32) -> Option<&'static ManagerEntry> {
         }
         free.membership.store(0, Ordering::SeqCst);
         free.first_xid.store(0, Ordering::SeqCst);
+        free.members_reached.store(0, Ordering::SeqCst);
         free.routing.clear();
         free.versioned.store(0, Ordering::SeqCst);
         free.versioned_changes.fetch_add(1, Ordering::SeqCst);

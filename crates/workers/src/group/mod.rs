@@ -113,6 +113,7 @@ fn run(entry: &'static ManagerEntry) -> Result<(), PgError> {
     process::before_exit(move || leave(entry));
     worker::report_activity("agreeing with the group");
     let mut member = Member {
+        entry,
         group: loaded.stored.group,
         agreement,
         mailbox,
@@ -196,6 +197,7 @@ struct Asked {
 }
 
 struct Member {
+    entry: &'static ManagerEntry,
     group: GroupId,
     agreement: Agreement,
     mailbox: Mailbox,
@@ -591,8 +593,10 @@ impl Member {
             diagnosis.committed.to_string(),
             diagnosis.majority.to_string(),
         ];
+        let mut is_news = false;
         for sight in &diagnosis.members {
             let since = if sight.reachable {
+                is_news |= !self.reached.contains_key(&sight.id);
                 let since = self.reached.entry(sight.id).or_insert_with(timestamp::now);
                 since.to_string()
             } else {
@@ -605,6 +609,10 @@ impl Member {
             ));
         }
         self.mailbox.show(lines.join("\n").as_bytes());
+        if is_news {
+            self.entry.members_reached.fetch_add(1, Ordering::AcqRel);
+            registry::wake_manager(process::my_database());
+        }
     }
 }
 
