@@ -178,6 +178,7 @@ sub judge
 	cmp_ok($count{ok} // 0, '>=', $all * ($opt{share} // 0.5), "transactions were committed, of $all");
 	say_so(join ', ', map { "$count{$_} $_" } sort keys %count);
 	say_so("$refused{$_} times: $_") for sort { $refused{$b} <=> $refused{$a} } keys %refused;
+	ok(!(grep { /contradict/ } keys %refused), 'no transaction met an error of ours');
 	my $report = '';
 	my $is_valid = IPC::Run::run([ $ENV{BRAID_CHECK_HISTORY}, "$self->{dir}/history.edn" ], '>', \$report, '2>&1');
 	if (!$is_valid && $ENV{BRAID_KEEP_HISTORY}) { PostgreSQL::Test::Utils::run_log([ 'cp', "$self->{dir}/history.edn", $ENV{BRAID_KEEP_HISTORY} ]); }

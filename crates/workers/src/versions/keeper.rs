@@ -416,6 +416,31 @@ impl Keeper {
         changed
     }
 
+    /// Leaves no transaction between *ready* and *running*, before the next term begins.
+    ///
+    /// Example of what goes wrong without it: R reads tables a and b, and is ready. Before it takes
+    /// its snapshot, a sequencer of the next term gives T a number of a. R's numbers count no more,
+    /// so T need not wait for R's snapshot, and commits. R sees T. On another node a reader sees a
+    /// later write of b and not T.
+    pub(super) fn settle_ready(&mut self) {
+        for slot in memory::own_slots() {
+            let Some(known) = self.known.get(&key(slot)) else {
+                continue;
+            };
+            if known.stage != Stage::Ready {
+                continue;
+            }
+            let number = known.number;
+            if refuse(slot, state::READY, problem::STARTED_ANEW) {
+                self.set_stage(slot, Stage::Refused);
+                self.local.abort(number);
+            } else {
+                // Its snapshot is taken. If it has ended already, that is found out next.
+                self.note_running(slot, number, Stage::Ready);
+            }
+        }
+    }
+
     fn try_commit(&mut self, slot: &'static Slot, number: u64) -> bool {
         let stage = self.known.get(&key(slot)).map(|known| known.stage);
         match stage {

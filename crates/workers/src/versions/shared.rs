@@ -256,6 +256,9 @@ impl Keeper {
         );
         let me = shared.agreed.me;
         let last = cuts.last().map(|cut| cut.term);
+        if last > Some(self.local.identity().2) {
+            self.settle_ready();
+        }
         for cut in &cuts {
             match self.local.learn(cut) {
                 Ok(Learned::Known) => continue,
