@@ -1,6 +1,6 @@
-# A history of versioned transactions is strictly serializable while everything goes wrong: links are
-# cut, clocks step, and the processes that give versions, apply, decode, or hold a server together
-# are killed. On three nodes, or as many as BRAID_TEST_NODES says.
+# A history of versioned transactions is strictly serializable while everything goes wrong: links
+# are cut, clocks step, and the processes that give versions, apply, decode, or hold a server
+# together are killed. On three nodes, or as many as BRAID_TEST_NODES says.
 
 use strict;
 use warnings;

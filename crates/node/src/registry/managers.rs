@@ -96,8 +96,8 @@ pub struct ManagerEntry {
     /// for other nodes than these origins do now. 0: all commits are of its life. Set by the
     /// manager.
     pub first_xid: AtomicU64,
-    /// Grows whenever a member of the group can be reached again. Subscriptions that are to be tried
-    /// again later are tried at once then.
+    /// Grows whenever a member of the group can be reached again. Then subscriptions that wait for
+    /// their next attempt are tried at once.
     pub members_reached: AtomicU64,
     /// Where rows of routed tables live: `crate::routing`.
     pub routing: RoutingEntry,
