@@ -131,7 +131,7 @@ pub fn wait_as(what: Wait, timeout: Duration) -> bool {
     wait_for(-1, Interest::Read, Some(timeout), Some(what)).latch
 }
 
-/// Waits for the latch, one of these sockets, or the time to pass. As [`wait`].
+/// Waits for the latch, one of these sockets, or the time to pass. As [`wait()`].
 pub fn wait_for_any(sockets: &[(i32, Interest)], timeout: Duration) {
     if sockets.is_empty() {
         wait(Some(timeout));
