@@ -2,20 +2,20 @@
 //! provider's order, or, where the subscription allows it, as soon as what they depend on is
 //! committed.
 //!
-//! States of a transaction in hand, all in this process until the last:
-//! taken -> (waits for what it depends on) -> applied, not committed -> (waits for its turn, if
-//! there are turns) -> committed. Where commits may overtake each other and transactions are not
-//! joined, none waits here: what can't be applied yet is put aside, in the ring, where whoever
-//! comes takes it once it can be (`Applier::puts_aside`). So the only thing that an applier waits
-//! for with a transaction in hand is what PostgreSQL makes it wait for, a lock, say; and then the
-//! others go on with whatever does not depend on that one. A transaction that fails while others
-//! are ahead is rolled back and applied again when it is its turn: then only its own merits count,
-//! and only then is an error taken for one.
+//! States of the current transaction, all in this process until the last: claimed -> (waits for its
+//! dependencies) -> applied, not committed -> (waits for its turn, if commits follow the provider's
+//! order) -> committed. If commits may overtake each other and transactions are not joined, an
+//! applier does not wait for dependencies. It enqueues the transaction in the ring instead, and any
+//! applier claims it once its dependencies are committed (`Applier::puts_aside`). Then an applier
+//! with a current transaction only waits inside PostgreSQL, such as for a lock. Meanwhile the
+//! others go on with transactions that do not depend on that one. A transaction that fails while
+//! earlier ones are not committed is rolled back and applied again at its turn. No other
+//! transaction of the subscription can affect it then, so only then is an error final.
 //!
-//! Deadlocks: an applier that waits for its turn may hold a lock that one ahead of it waits for.
-//! PostgreSQL's deadlock detector does not see the wait for the turn, so the waiting one looks: if
-//! it stands in the way, it rolls back. The way may lead through appliers of other subscriptions,
-//! which wait for their turn behind others of theirs.
+//! Deadlocks: an applier that waits for its turn may hold a lock that an earlier transaction waits
+//! for. PostgreSQL's deadlock detector does not see the wait for the turn. So the waiting applier
+//! checks whether it blocks an earlier transaction, and rolls back if so. The chain of waits may
+//! lead through appliers of other subscriptions that also wait for their turn.
 
 mod ahead;
 mod batch;
@@ -74,13 +74,13 @@ const SHOWN_AFTER: u32 = 6;
 /// How long rows wait for a column or a table that a statement may bring by another way.
 const STATEMENT_PATIENCE: Duration = Duration::from_secs(30);
 
-/// Whether a transaction in hand can be applied now.
+/// Whether the current transaction can be applied now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Ready {
     Yes,
-    /// It is no longer in hand.
+    /// The transaction was enqueued, and is no longer the current one.
     Aside,
-    /// It is time to end.
+    /// The process is asked to end.
     Stop,
 }
 
@@ -126,7 +126,7 @@ fn report(ring: Ring, error: &PgError, lsn: u64, comes_again: bool) {
     process::set_latch(ring.leader().1);
 }
 
-/// Notes what is taken in hand, after a crash.
+/// After a crash, records the current transaction in the registry.
 fn note_in_hand(transaction: &Transaction) {
     if crash::is_cautious() {
         let commit_lsn = transaction.commit_lsn();
@@ -280,8 +280,9 @@ impl Applier {
                 return None;
             }
             if self.post.number >= self.post.ring.active_appliers() {
-                // There are to be fewer. Nothing is in hand, and nothing can be taken any more. It
-                // may have been woken for something.
+                // The number of appliers was lowered. This process has no current transaction and
+                // can't claim another one. But it may have been woken for a transaction that is
+                // still there.
                 set_latches(&self.post.ring.left_behind());
                 return None;
             }
@@ -294,13 +295,13 @@ impl Applier {
             if let Some(run) = self.claim() {
                 self.post.ring.applier_awake(self.post.number);
                 if self.puts_aside() {
-                    // It may have been woken for more than that, and does not come back if that one
-                    // waits for a lock.
+                    // Several wake-ups may have hit this process. It does not return for the others
+                    // while the claimed transaction waits for a lock.
                     set_latches(&self.post.ring.offer());
                 }
                 return Some(run);
             }
-            // What waits for others may be all that there is.
+            // Perhaps the only transactions left are those in wait lists.
             let waits = self.puts_aside() && self.post.ring.waiting_aside() > 0;
             self.post.show(if waits {
                 ApplierState::WaitingForDependency
@@ -340,16 +341,16 @@ impl Applier {
             && self.wait_for_room(sequence) == Ready::Yes
     }
 
-    /// Wait for all that a transaction depends on. Where transactions are put aside, what was taken
-    /// has nothing to wait for, but for a moment: until who has committed the last of that has said
-    /// so.
+    /// Waits for all dependencies of a transaction. With wait lists, a claimed transaction has its
+    /// dependencies committed. Then the wait is short: until the process that has committed the
+    /// last one has recorded it in the ring.
     fn make_ready(&self, transaction: &Transaction) -> Ready {
         let sequence = transaction.sequence;
         let can_go_on = |go_on| if go_on { Ready::Yes } else { Ready::Stop };
         if !self.puts_aside() {
             return can_go_on(self.wait_for_dependencies(transaction));
         }
-        // It is passed at its turn.
+        // A skipped transaction is passed at its turn.
         if transaction.is_skipped() && self.put_aside_until_turn(transaction, false) {
             return Ready::Aside;
         }
@@ -431,8 +432,8 @@ impl Applier {
         Ok(local_end)
     }
 
-    /// Apply a transaction, as often as it takes; `next` is the next in hand, 0 for none. False
-    /// when it is time to end.
+    /// Applies the current transaction, with as many attempts as it takes. `next` is the next
+    /// claimed transaction, 0 for none. Returns false when the process is asked to end.
     fn apply_until_done(&mut self, transaction: Transaction, next: u64) -> bool {
         let sequence = transaction.sequence;
         note_in_hand(&transaction);
@@ -445,7 +446,7 @@ impl Applier {
         go_on
     }
 
-    /// Has the views forget why the transaction in hand was tried again.
+    /// Has the views forget why the current transaction was retried.
     fn go_on(&mut self) {
         if std::mem::take(&mut self.in_hand.is_held_up) {
             self.entry.go_on();
@@ -522,7 +523,7 @@ impl Applier {
             if self.post.ring.stop_requested() {
                 return false;
             }
-            // Whatever is ahead may still move what is in the way.
+            // An earlier transaction may still move the blocking row.
             let way_made = alone && self.evict(&mut error);
             if transaction.is_open() {
                 let error = if way_made { come_again() } else { error };
@@ -575,11 +576,11 @@ impl Applier {
         let tried = self.entry.anew.row_by_row.load(Ordering::Relaxed);
         let bulk = first && tried != transaction.commit_lsn();
         self.in_hand.attempt = Attempt::new(bulk);
-        // One that can't be applied twice here has failed before.
+        // An open transaction that is not applied in bulk has failed before.
         self.in_hand.check_other_keys |= transaction.is_open() && !bulk;
     }
 
-    /// What was being done, as a line of an error's CONTEXT.
+    /// The line of an error's CONTEXT that says what the applier was doing.
     fn doing(&self, end_lsn: u64) -> String {
         self.session.as_ref().map_or_else(
             || {
@@ -621,7 +622,8 @@ impl Applier {
         awaits
     }
 
-    /// Has `braid.ddl_log` show a statement that can't be run here. Outside of a transaction.
+    /// Has `braid.ddl_log` show a statement that can't be run on this node. Outside of a
+    /// transaction.
     fn note_failed_statement(&self, statement: Option<&StatementInHand>, error: &PgError) {
         let Some(statement) = statement else { return };
         if !matches!(
@@ -680,9 +682,9 @@ impl Applier {
         report(self.post.ring, &error, lsn, comes_again);
     }
 
-    /// Make way for the transaction that was just rolled back with `error`. False when there was
-    /// nothing in its way, or it could not be made; then the error is that, if it does not pass by
-    /// itself.
+    /// Deletes the rows that block the transaction that was just rolled back with `error`. Returns
+    /// false if no row blocks it, or if the deletion failed. If that failure is permanent, it
+    /// replaces `error`.
     fn evict(&mut self, error: &mut PgError) -> bool {
         let Some(session) = self.session.as_mut() else {
             return false;
@@ -696,7 +698,7 @@ impl Applier {
             Err(failure) => {
                 error::abort();
                 session.forget_transaction();
-                // Rows may have left of which the others are yet to be told.
+                // Deletions of losing rows may still have to be announced to the other nodes.
                 registry::wake_manager(process::my_database());
                 failure.log(&format!(
                     "subscription \"{}\" could not make way for a transaction",
@@ -745,7 +747,7 @@ impl Applier {
             .into());
         };
         if transaction.is_skipped() {
-            // That it ends where the one does that is to be skipped was not known before.
+            // The skipped transaction is known by its end, which was not known when it began.
             error::abort();
             if let Some(session) = self.session.as_mut() {
                 session.forget_transaction();
@@ -782,7 +784,7 @@ impl Applier {
         Ok(local_end)
     }
 
-    /// What the session has counted is committed: so many transactions, as one.
+    /// Publishes the session's counts after a commit of `transactions` source transactions as one.
     fn count_committed(&mut self, transactions: u64, changes: u64) {
         if let Some(session) = self.session.as_mut() {
             session.publish_counts(self.entry);

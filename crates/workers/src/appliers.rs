@@ -1,8 +1,8 @@
 //! The appliers of a subscription: started, made more or fewer, ended. Run by the leader.
 //!
-//! The group's memory is laid out for the most that there may be, so that their number changes
-//! while everything runs. One that is to go takes no more transactions and ends by itself when it
-//! has none in hand; nobody is terminated before the whole group is.
+//! The group's memory is laid out for the maximum, so the number of appliers changes while the
+//! group works. An applier that is to leave claims no more transactions, and ends when it has no
+//! current one. No applier is terminated before the whole group is.
 
 use std::mem::Discriminant;
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ use crate::applier::Arguments;
 /// How often the number is looked at.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What the appliers were seen doing since the last look.
+/// States of the appliers, counted since the last look.
 #[derive(Debug, Clone, Copy, Default)]
 struct Seen {
     glances: u32,
@@ -117,7 +117,8 @@ impl Appliers {
         Ok(appliers)
     }
 
-    /// Start those with numbers below `count` that are not there. False when one could not be.
+    /// Starts the appliers with numbers below `count` that are missing. Returns false if one could
+    /// not be started.
     fn start_up_to(&mut self, count: usize) -> bool {
         for (number, place) in self.workers.iter_mut().enumerate().take(count) {
             if place.is_some() {
@@ -176,9 +177,9 @@ impl Appliers {
     /// See what they are doing, and now and then decide how many there are to be.
     pub fn tend(&mut self) {
         let active = self.ring.active_appliers();
-        // Of all, also of those that are let wait while one takes everything (`Ring::takers`): all
-        // together are no faster then, so more would not be either. One that is always busy,
-        // measured by itself, would keep asking for them.
+        // Counts all appliers, also those that wait while one claims everything (`Ring::takers`).
+        // In that state all appliers together are no faster, so more would not be either. One
+        // applier that is always busy, measured by itself, would keep asking for more.
         for applier in self.entry.appliers.iter().take(active) {
             self.seen.glances += 1;
             match applier.state() {
@@ -191,7 +192,7 @@ impl Appliers {
             }
         }
         let since = self.last_look.elapsed();
-        // Those that are to go have to be gone before there may be others of their numbers.
+        // Appliers that are to leave must be gone before others can have their numbers.
         let leaving = self.workers.iter().skip(active).any(Option::is_some);
         if since >= LOOK_INTERVAL && !leaving {
             self.look(since);

@@ -1,10 +1,10 @@
 //! Reading users' tables at another node as their owners. Run by processes that copy, compare and
 //! take over.
 //!
-//! A table's owner can have code of his own run by whoever plans a query of the table: an index on
+//! A table's owner can have own code run by any role that plans a query of the table: an index on
 //! `(v || f(''))` is enough, as the planner folds constants. The role in the connection string is
-//! often a superuser. So the other node is asked to work as the owner before it plans such a query,
-//! which lasts until the transaction, or the savepoint, is rolled back (`braid.read_as_owner`).
+//! often a superuser. So the other node is asked to act as the owner before it plans such a query.
+//! That lasts until the transaction, or the savepoint, is rolled back (`braid.read_as_owner`).
 //!
 //! Not for: the tables of this node (`catalog::with_rights`).
 

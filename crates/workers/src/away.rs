@@ -45,11 +45,11 @@ thread_local! {
     static SEEN: RefCell<HashMap<u32, i64>> = RefCell::default();
 }
 
-/// What a user can do about one that was given up.
+/// A hint for a subscription that was given up.
 pub const HINT: &str = "Drop the subscription, create it again with copy_data => false, and copy its tables with braid.resync_table; or go on all the same with \
     braid.enable_subscription(name, after_away => true) and look for differences with braid.compare.";
 
-/// Whom things are to be remembered for.
+/// The subscriptions for which records are to be kept.
 #[derive(Debug)]
 pub struct Peers {
     /// Subscriptions.
@@ -200,10 +200,10 @@ fn caught_up(id: u32) -> Option<i64> {
     (at > 0).then(|| at.saturating_add(EPOCH_DIFFERENCE))
 }
 
-/// The same as it was noted before that.
+/// The time at which a subscription had caught up last, as it was stored before this run.
 ///
 /// # Errors
-/// Whatever SPI says.
+/// Those of SPI.
 pub fn caught_up_before(id: u32) -> Result<Option<i64>, PgError> {
     let found = rows(
         "select floor(extract(epoch from caught_up_at) * 1000000)::bigint::text from braid.subscription where subscription_id = $1",

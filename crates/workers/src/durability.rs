@@ -1,30 +1,30 @@
-//! When what was applied here counts as durable, and may be confirmed to the provider. Run by the
+//! Decides when applied commits count as durable, and may be confirmed to the provider. Run by the
 //! leader.
 //!
 //! Appliers commit asynchronously, whatever `synchronous_commit` a subscription has, except with
-//! `apply_mode => 'serial'`: a wait in each commit, for the disk or a standby, would be one after
-//! the other, as commits are in order. Instead the leader waits for what the setting asks for, once
-//! for all that was committed meanwhile, before it confirms. What is lost in a crash was never
-//! confirmed and comes again.
+//! `apply_mode => 'serial'`. Commits are in order, so a wait in each commit, for the disk or a
+//! standby, would delay the next one. Instead the leader waits before it confirms, once for all
+//! commits since the last wait. Commits that are lost in a crash were never confirmed, and are
+//! received again.
 
 use braid_bgworker::subscription_option::SynchronousCommit;
 use braid_postgres::wal;
 use pgrx::pg_sys;
 
-/// What has to happen to a commit here before it is confirmed.
+/// The condition for confirming a local commit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Durability {
-    /// On disk here, some time soon.
+    /// On the local disk, some time soon.
     Lazy,
-    /// On disk here, at once.
+    /// On the local disk, at once.
     Local,
-    /// And as far at the synchronous standbys of this server, if it has any: index of the position
-    /// in `WalSndCtl`.
+    /// Also received, flushed or applied by the synchronous standbys of this server, if it has any:
+    /// index of the position in `WalSndCtl`.
     Standbys(usize),
 }
 
 impl Durability {
-    /// What an option asks for.
+    /// The durability that an option asks for.
     #[must_use]
     pub fn of(option: SynchronousCommit) -> Self {
         let standbys = |mode: u32| Self::Standbys(usize::try_from(mode).unwrap_or(usize::MAX));

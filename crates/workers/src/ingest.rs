@@ -28,7 +28,7 @@ use pgrx::pg_sys;
 /// Microseconds since 1970 of the year 9999: what is later is as good as that.
 const LAST_SECOND: i64 = 253_370_764_800_000_000;
 
-/// What a caller asks for.
+/// The arguments of a call.
 #[derive(Debug, Clone, Copy)]
 pub struct Request<'a> {
     /// A jsonb value.
@@ -39,18 +39,18 @@ pub struct Request<'a> {
     pub local_node: &'a str,
 }
 
-/// What was done, in changes: rows and truncations.
+/// The counts of a call, in changes: rows and truncations.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Done {
     /// Handed to the apply path.
     pub applied: u64,
-    /// Left out: had come before, or were first committed here.
+    /// Left out: they had been applied before, or were first committed on this node.
     pub skipped: u64,
 }
 
 thread_local! {
-    /// The session of the call in hand. One that is found here by a later call was left behind by
-    /// an error.
+    /// The session of the running call. If a call finds one that is already set, an error has left
+    /// it behind.
     static SESSION: RefCell<Option<Session>> = const { RefCell::new(None) };
 }
 
@@ -77,9 +77,10 @@ impl Input {
 /// Apply records in the transaction that is open.
 ///
 /// # Errors
-/// 22023 for what is not gir-json, or for records out of order; 0A000 in a transaction that can't
-/// take them, and for such of transactions that have not committed; what applying a subscription's
-/// change would say. Whatever it is, the transaction, or its savepoint, is to be rolled back.
+/// 22023 if the argument is not gir-json, or if records are out of order. 0A000 in a transaction
+/// that can't take them, and for records of transactions that have not committed. Otherwise the
+/// errors of applying a subscription's change. After any error the transaction, or its savepoint,
+/// must be rolled back.
 pub fn ingest(request: &Request<'_>) -> Result<Done, PgError> {
     check_transaction()?;
     if let Some(left) = SESSION.take() {
@@ -210,7 +211,7 @@ fn uncommitted() -> PgError {
     .with_hint("Take them from a stream without the options \"streaming\" and \"two_phase\", in which each transaction comes as a whole once it has committed.")
 }
 
-/// A call in hand.
+/// The running call.
 struct Call<'a> {
     request: &'a Request<'a>,
     source: String,
@@ -355,16 +356,16 @@ fn lock_source(source: &str) -> Result<u64, PgError> {
         .ok_or_else(|| PgError::new(SqlState::InternalError, "position of the source is missing"))
 }
 
-/// Forget a source: what comes under its name later is new, whatever its position. False when there
-/// is none.
+/// Forgets a source: later records under its name are new, whatever their positions. Returns false
+/// if there is no such source.
 ///
 /// Its origins stay, and stand for their nodes: the versions of rows that came from it refer to
 /// them.
 ///
 /// # Errors
-/// Whatever SPI says.
+/// Those of SPI.
 pub fn forget(source: &str) -> Result<bool, PgError> {
-    // Whoever brings its records in another transaction holds this row.
+    // A transaction that ingests records of the source has locked this row.
     let found = rows_written(
         "delete from braid.ingest_source where source_name = $1::name returning 1::text",
         &[source.into()],
@@ -468,7 +469,8 @@ impl Call<'_> {
                         "Each transaction of a source needs a higher \"lsn\" than the one before.",
                     ))
                 }
-                // What this call has not brought, nor one before, would be left out for good.
+                // A transaction that neither this call nor an earlier one has brought would be left
+                // out for good.
                 Some((lsn, _))
                     if begin.commit_lsn > self.from
                         && self.brought.binary_search(&begin.commit_lsn).is_err() =>

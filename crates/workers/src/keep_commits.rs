@@ -16,21 +16,21 @@ use pgrx::pg_sys;
 /// Blocks that are copied in one transaction: a million commit timestamps, some four megabytes.
 const BLOCKS_AT_ONCE: u64 = 64;
 
-/// Which transactions are old enough, in transactions since: well before PostgreSQL may forget
-/// them. What bounds that is the database which is vacuumed least, mostly `template0`: only
-/// autovacuum comes there, which leaves as many transactions as `vacuum_freeze_min_age` says.
+/// Age in transactions from which on commit timestamps are copied: well before PostgreSQL may
+/// forget them. The database that is vacuumed least decides that. This is mostly `template0`, which
+/// only autovacuum visits. Autovacuum leaves `vacuum_freeze_min_age` transactions.
 fn age() -> u64 {
     let freeze = server::vacuum_freeze_min_age() / 2;
     u64::try_from(settings::keep_commits_older_than().min(freeze)).unwrap_or(0)
 }
 
-/// Remove what is not needed any more, and copy what may be: everything up to `before`
-/// (microseconds since 1970-01-01 UTC) has arrived. Where that is not known, all may be needed.
-/// `nobody`: nothing arrives at all. Returns whether there is more to copy at once. Outside of a
+/// Removes copies that are not needed any more, and makes those that may be needed. Everything up
+/// to `before` (microseconds since 1970-01-01 UTC) has arrived. If it is `None`, all may be needed.
+/// `nobody`: nothing arrives at all. Returns whether more is to be copied at once. Outside of a
 /// transaction.
 ///
 /// # Errors
-/// Whatever PostgreSQL raises.
+/// Those of PostgreSQL.
 pub fn tend(before: Option<i64>, nobody: bool) -> Result<bool, PgError> {
     let (kept, more) = error::transaction(|| {
         if let Some(before) = before {
@@ -52,8 +52,8 @@ pub fn tend(before: Option<i64>, nobody: bool) -> Result<bool, PgError> {
     Ok(more)
 }
 
-/// Whoever reads meanwhile finds a range that is too large at worst: one of the two was wider
-/// before, or is now.
+/// Publishes the range. A process that reads it meanwhile finds a range that is too large at worst:
+/// either the old or the new one contains it.
 fn publish(entry: &ManagerEntry, from: u64, to: u64) {
     entry.kept_commits_to.store(to, Ordering::SeqCst);
     entry.kept_commits_from.store(from, Ordering::SeqCst);
@@ -78,17 +78,17 @@ fn number_row<const N: usize>(
 /// Up to where commit timestamps are copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Reach {
-    /// Those that PostgreSQL may soon forget.
+    /// Transactions that PostgreSQL may forget soon.
     Old,
     /// All that have ended.
     All,
 }
 
-/// Copy all commit timestamps before PostgreSQL forgets them at once, as `pg_upgrade` has it. In a
-/// transaction of the caller's, who sees to it that nobody else does.
+/// Copies all commit timestamps, before `pg_upgrade` has PostgreSQL forget them at once. In the
+/// caller's transaction; the caller makes sure that no other process does the same.
 ///
 /// # Errors
-/// Whatever PostgreSQL raises.
+/// Those of PostgreSQL.
 pub fn keep_all(before: Option<i64>) -> Result<(), PgError> {
     while copy(before.unwrap_or(i64::MIN), false, Reach::All)? {}
     Ok(())
@@ -105,7 +105,7 @@ fn copy(before: i64, nobody: bool, reach: Reach) -> Result<bool, PgError> {
     if tracked == 0 || oldest == 0 {
         return Ok(false);
     }
-    // What still runs has no commit timestamp yet.
+    // A running transaction has no commit timestamp yet.
     let age = if reach == Reach::All { 0 } else { age() };
     let (end, ended) = commit_block::place_of(running.min(next.saturating_sub(age)));
     let oldest = pg_sys::TransactionId::from_inner(u32::try_from(oldest).unwrap_or(0));
@@ -134,7 +134,7 @@ fn copy(before: i64, nobody: bool, reach: Reach) -> Result<bool, PgError> {
 /// Copy a block, if anything that is older than one of its versions can still arrive.
 fn keep(first: u64, before: i64) -> Result<(), PgError> {
     let mut newest: Option<i64> = None;
-    // What PostgreSQL has forgotten of it since it was copied in part.
+    // Includes timestamps that PostgreSQL has forgotten since this block was copied in part.
     let mut before_this = stored(first).unwrap_or_default().into_iter();
     let commits: Vec<_> = (first..first + TRANSACTIONS)
         .map(|full| {

@@ -39,7 +39,7 @@ const SETTLED: Duration = Duration::from_secs(5);
 struct Led {
     handle: worker::Handle,
     started: Instant,
-    /// What its catalog row said when it was started; another one asks for a new leader.
+    /// The catalog row with which it was started; another row asks for a new leader.
     fingerprint: String,
     stopping: bool,
 }
@@ -55,7 +55,7 @@ struct Manager {
     /// The process that looks for orphans, and when it is started next.
     orphans: Option<worker::Handle>,
     orphans_not_before: Option<Instant>,
-    /// The process that sends what rows have got here, and when it is started next.
+    /// The process that sends values which rows have got on this node, and when it is started next.
     values: Option<worker::Handle>,
     values_not_before: Option<Instant>,
     /// The process that runs a statement of another node by itself.
@@ -98,7 +98,7 @@ pub fn main(argument: pg_sys::Datum) {
     }
     entry.latch.store(process::my_latch(), Ordering::SeqCst);
     entry.pid.store(process::my_pid(), Ordering::SeqCst);
-    // It looks at the next database now.
+    // The supervisor looks at the next database now.
     registry::wake_supervisor();
     process::before_exit(move || leave(entry));
     worker::report_activity("watching subscriptions");
@@ -171,11 +171,11 @@ fn leave(entry: &ManagerEntry) {
     entry.latch.store(0, Ordering::SeqCst);
 }
 
-/// What the manager's database is.
+/// The kind of the manager's database.
 enum Database {
     /// The extension was dropped.
     WithoutExtension,
-    /// It must not act as the node that its catalog names: nothing of ours runs in it.
+    /// The database must not act as the node that its catalog names: no worker of Braid runs in it.
     Refused(PgError),
     /// A node, or no node yet.
     Node(State),
@@ -233,7 +233,7 @@ fn forget_crashes() {
     }
 }
 
-/// What the catalog says.
+/// The state that the catalog has.
 struct State {
     /// Subscriptions that should run.
     wanted: Vec<Wanted>,
@@ -243,7 +243,7 @@ struct State {
     retry_in: Duration,
     /// Slots are to be cleaned up.
     cleanup: bool,
-    /// Rows have got values here that the others are not told yet.
+    /// Rows have got values on this node that are not sent to the others yet.
     values: bool,
     /// When the next statement is due that this node runs by itself.
     intent: Option<Duration>,
@@ -251,7 +251,7 @@ struct State {
     orphans: bool,
     /// Changes of the same row may come from several nodes.
     several_writers: bool,
-    /// It has to be known which columns local sessions write.
+    /// The columns that local sessions write must be recorded.
     columns: bool,
     /// The database is a member of a group.
     is_member: bool,
@@ -284,8 +284,8 @@ fn read() -> Result<State, PgError> {
     let cleanup = rows("select 1::text from braid.slot_cleanup limit 1", &[])?;
     let values = rows("select 1::text from braid.own_value limit 1", &[])?;
     let orphans = rows("select 1::text from braid.foreign_key_rule limit 1", &[])?;
-    // Whoever reads changes here may write the same rows, and so may each provider, and each
-    // source.
+    // A node that reads changes from this one may write the same rows, and so may each provider,
+    // and each source.
     let several = rows(
         "select 1::text \
          from (select (select count(*) from braid.subscription) + (select count(*) from braid.ingest_source), \
@@ -417,8 +417,9 @@ impl Manager {
         if std::mem::replace(&mut self.members_reached, reached) != reached {
             self.not_before.clear();
         }
-        // What an applier did not come to, since it was ended or failed: before others start, and
-        // with each look at what runs, since until then this node lacks a row that others have.
+        // Announces deletions of losing rows that an applier could not announce, as it was ended or
+        // has failed. This is done before others start and with each check of the workers: until
+        // then this node lacks a row that others have.
         if let Err(failure) = braid_apply::tell_displacements() {
             failure.log("could not tell other nodes of rows that have left");
         }
@@ -448,7 +449,7 @@ impl Manager {
                 .rate_limit
                 .set(wanted.rate_limit.0, wanted.rate_limit.1);
             if self.leaders.contains_key(&wanted.id) {
-                // What it does not watch for itself: tables that are to be copied.
+                // The leader does not watch by itself which tables are to be copied.
                 entry.catalog_version.fetch_add(1, Ordering::AcqRel);
                 process::set_latch(entry.leader_latch.load(Ordering::Acquire));
                 continue;
@@ -549,8 +550,8 @@ impl Manager {
         }
     }
 
-    /// Give back the entries of subscriptions that are gone, and forget the pauses of those that do
-    /// not run.
+    /// Releases the entries of subscriptions that were dropped, and forgets the pauses of those
+    /// that do not run.
     fn release(&mut self, wanted: &[Wanted], known: &[u32]) {
         let database = process::my_database();
         for entry in registry::subscriptions() {
@@ -565,8 +566,8 @@ impl Manager {
                 && !self.leaders.contains_key(&id)
             {
                 entry.set_activity(Activity::Stopped);
-                // Whoever lets it run again starts with a short pause, and without an error of the
-                // past.
+                // If a user enables it again, it starts with a short pause, and without an old
+                // error.
                 entry.failures.store(0, Ordering::Release);
             }
         }
@@ -613,7 +614,8 @@ impl Manager {
         });
     }
 
-    /// Have a worker of its own send what rows have got here: a table may be large.
+    /// Has a worker of its own send the values that rows have got on this node: a table may be
+    /// large.
     fn send_values(&mut self, needed: bool, wait: &mut Duration) {
         if let Some(handle) = &self.values {
             if handle.status() != worker::Status::Ended {
@@ -650,7 +652,7 @@ impl Manager {
                 return;
             }
             self.intent = None;
-            // What is due was read before the end was seen.
+            // `due` was read before the end of the process was seen.
             *wait = Duration::ZERO;
             return;
         }

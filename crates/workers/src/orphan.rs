@@ -11,8 +11,8 @@
 //! the referenced row is older.
 //!
 //! A deletion is one of this node's own: it goes to all nodes and is judged by versions, as any
-//! other. So nodes agree whoever deletes, and however many do. Statements run as the table's owner
-//! and may do no more than that role may.
+//! other. So nodes agree, whichever of them delete the row. Statements run as the table's owner and
+//! may do no more than that role may.
 
 mod parent;
 
@@ -33,7 +33,7 @@ const MARGIN_MICROS: i64 = 1_000_000;
 /// How many rows are looked at in a transaction.
 const STEP: usize = 1_000;
 
-/// What is done about rows whose referenced row is missing.
+/// The action for rows whose referenced row is missing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Rule {
     Record,
@@ -76,8 +76,8 @@ struct Orphan {
 pub fn main(argument: pg_sys::Datum) {
     worker::initialize();
     crate::connect(argument);
-    // Whoever has a table locked is not waited for; nor is row-level security to hide referenced
-    // rows.
+    // Does not wait for a session that has locked a table. Row-level security must not hide
+    // referenced rows.
     worker::set("lock_timeout", "1s");
     worker::set("row_security", "off");
     let found = error::transaction(|| {
@@ -273,7 +273,7 @@ fn is_settled(orphan: &Orphan, before: i64) -> Result<bool, PgError> {
     Ok(!found.is_empty())
 }
 
-/// What the history says of a row.
+/// The history's record of a row.
 struct Verdict<'a> {
     resolution: &'a str,
     winner: &'a str,

@@ -1,16 +1,16 @@
 //! Values that this node has computed for rows of its own. A statement of another node has added a
-//! column with a volatile default, and was run here (`apply/statement.rs`): each row got a value,
-//! and those that the other node has sent again have its value by the end of the transaction. It
-//! did not know the others: they were written here, or came here, before. Run by a process of its
-//! own, which the manager starts when `braid.own_value` has something, and which ends when nothing
-//! is left.
+//! column with a volatile default, and was run on this node (`apply/statement.rs`): each row got a
+//! value. The other node sends its rows again, so these have its values by the end of the
+//! transaction. It did not know the rows that were written on this node, or had arrived on it,
+//! before. Run by a process of its own, which the manager starts when `braid.own_value` has
+//! something, and which ends when nothing is left.
 //!
 //! Such a row is updated, as this node's own change. So each node sends a version of it that is
-//! newer than the row, and the newest one of all wins, as with other updates. Which rows are left
-//! is told by what is stored: the transaction that has rewritten the table has written them, and
-//! they are no later state of a row.
+//! newer than the row, and the newest one of all wins, as with other updates. The stored rows
+//! themselves say which are left: the transaction that has rewritten the table has written them,
+//! and no later change has replaced them.
 //!
-//! A row that somebody has locked is left out, and looked at again later: if it is updated
+//! A row that a session has locked is left out, and checked again later: if it is updated
 //! meanwhile, that sends its values.
 
 use braid_apply::are_first_states;
@@ -31,10 +31,10 @@ const STEP: usize = 1_000;
 struct Written {
     relation: String,
     xid: String,
-    /// Its name, and that of some column, in SQL.
+    /// The relation's name, and that of some column, in SQL.
     name: String,
     column: String,
-    /// Its file: other places of rows come with another one.
+    /// The relation's file: in another file, rows have other places.
     file: String,
 }
 
@@ -42,7 +42,7 @@ struct Written {
 pub fn main(argument: pg_sys::Datum) {
     worker::initialize();
     crate::connect(argument);
-    // Whoever has a table locked is not waited for.
+    // Does not wait for a session that has locked a table.
     worker::set("lock_timeout", "1s");
     worker::set("row_security", "off");
     // No trigger sees it, as none sees the statement that has computed the values.

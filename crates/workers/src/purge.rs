@@ -87,12 +87,12 @@ pub(crate) fn arrived(subscriptions: &[u32]) -> Result<Option<i64>, PgError> {
         &[],
     )?;
     for row in sources {
-        // One that has said nothing for longer holds nothing back: a source that was tried once
-        // would do so for ever.
+        // A source without new records for longer than that holds nothing back: otherwise a source
+        // that was tried once would do so for ever.
         let newest = row.first().cloned().flatten();
         reached = reached.min(newest.and_then(|text| text.parse().ok()).unwrap_or(0));
     }
-    // What is parked arrives when it is applied.
+    // A parked transaction has arrived only when it is applied.
     let parked = rows(
         "select floor(extract(epoch from min(committed_at)) * 1000000)::bigint::text from braid.parked_transaction where state <> 'skipped'",
         &[],
@@ -103,10 +103,10 @@ pub(crate) fn arrived(subscriptions: &[u32]) -> Result<Option<i64>, PgError> {
     Ok(Some(oldest.map_or(reached, |oldest| reached.min(oldest))))
 }
 
-/// The same for all subscriptions that there are.
+/// Returns the time up to which changes of all subscriptions have arrived, minus a margin.
 ///
 /// # Errors
-/// Whatever SPI says.
+/// Those of SPI.
 pub fn arrived_for_all() -> Result<Option<i64>, PgError> {
     let found = rows("select subscription_id::text from braid.subscription", &[])?;
     let ids: Vec<u32> = found
@@ -120,7 +120,7 @@ pub fn arrived_for_all() -> Result<Option<i64>, PgError> {
 /// arrive, by more than nodes' clocks are ever apart. When to look again, if that is soon.
 fn purge_versions(peers: &Peers) -> Result<Option<Duration>, PgError> {
     let Some(reached) = arrived(&peers.awaited)? else {
-        // It is not known yet how far subscriptions have come: they have just started.
+        // How far subscriptions have arrived is not known yet: they have just started.
         return Ok(Some(timers::purge_again()));
     };
     let before = reached.saturating_sub(MARGIN_MICROS);
@@ -131,8 +131,8 @@ fn purge_versions(peers: &Peers) -> Result<Option<Duration>, PgError> {
         "delete from braid.batch where newest < $1",
         &[before.into()],
     );
-    // What is still to be decoded has to be told by its version, and so does what is prepared, and
-    // may be committed under it this moment.
+    // Versions that logical decoding still needs stay. So do those of prepared transactions: they
+    // may commit at any moment.
     execute_lazily(
         "delete from braid.local_version where case when xid = 0 then committed_at < $1 else \
          xid < (select least(pg_snapshot_xmin(pg_current_snapshot())::text::bigint, \
@@ -158,7 +158,7 @@ fn purge_versions(peers: &Peers) -> Result<Option<Duration>, PgError> {
         "delete from braid.copied_table where newest < $1",
         &[before.into()],
     );
-    // What is past them all has come, or was left out.
+    // If all streams are past a copied position, all changes have arrived, or were left out.
     execute_lazily(
         "delete from braid.copied_position c where not exists (select from pg_class r where r.oid = c.relation) \
          or (select bool_and(coalesce(a.applied_lsn, '0/0') >= greatest(c.\"position\", (select max(lsn) from unnest(c.beyond) as lsn), (select max(lsn) from unnest(c.missing) as lsn))) \
@@ -185,8 +185,8 @@ fn purge_versions(peers: &Peers) -> Result<Option<Duration>, PgError> {
     Ok(more.or(peers.again))
 }
 
-/// Keep commit timestamps that PostgreSQL may forget before all older changes are here. When to
-/// look again.
+/// Keeps commit timestamps that PostgreSQL may forget before all older changes have arrived.
+/// Returns the time until the next look.
 fn keep_commits(peers: &Peers) -> Duration {
     let kept = error::transaction(|| {
         let sources = rows("select 1::text from braid.ingest_source limit 1", &[])?;
@@ -211,7 +211,7 @@ fn keep_commits(peers: &Peers) -> Duration {
 /// row was another one by then.
 fn purge_calls(subscriptions: &[u32]) -> Result<(), PgError> {
     for id in subscriptions {
-        // What is confirmed does not come again.
+        // Confirmed changes are not received again.
         let confirmed = registry::subscription(*id)
             .map_or(0, |entry| entry.flushed_lsn.load(Ordering::Relaxed));
         execute_lazily(

@@ -185,5 +185,5 @@ fn start(database: u32) -> Option<worker::Handle> {
     })
 }
 
-/// What a manager leaves as its process id when it ends because its database lacks the extension.
+/// The process id that a manager leaves when it ends because its database lacks the extension.
 pub const NO_EXTENSION: i32 = -1;

@@ -1,5 +1,5 @@
-//! What moves a node to another server by `pg_upgrade`, beside SQL. Run by the sessions that call
-//! `braid.prepare_upgrade` and `braid.finish_upgrade`.
+//! Moves a node to another server by `pg_upgrade`, as far as SQL can't. Run by the sessions that
+//! call `braid.prepare_upgrade` and `braid.finish_upgrade`.
 //!
 //! `pg_upgrade` carries tables along, and transaction ids, and the numbers of tables, types and
 //! roles. It leaves behind replication origins with their positions, commit timestamps, the numbers
@@ -23,8 +23,8 @@ pub fn is_under_way() -> bool {
     server::is_binary_upgrade()
 }
 
-/// What of this database's workers still runs; `None` when all have ended and the collector's slot
-/// is gone.
+/// Returns which of this database's workers still run; `None` if all have ended and the collector's
+/// slot is dropped.
 #[must_use]
 pub fn still_running() -> Option<&'static str> {
     let database = process::my_database();

@@ -1,5 +1,5 @@
-//! What an applier notes of the transactions that it commits before earlier ones
-//! (`braid_bgworker::applied`), where commits may overtake each other.
+//! The applier's record of transactions that it commits before earlier ones
+//! (`braid_bgworker::applied`). Used if commits may overtake each other.
 
 use braid_bgworker::applied::{Applied, Committing, Note};
 use braid_node::applied::AppliedRow;
@@ -38,7 +38,7 @@ impl Ahead {
         Ok(note)
     }
 
-    /// It has committed.
+    /// Records that the transaction described by `applied` is committed.
     pub(super) fn committed(&mut self, applied: Applied) {
         self.applied = applied;
     }

@@ -1,13 +1,13 @@
-//! Batches (`apply_mode => 'batch'` and `'aggregate'`): what an applier has taken is committed as
-//! one local transaction where that goes.
+//! Batches (`apply_mode => 'batch'` and `'aggregate'`): an applier commits the run that it has
+//! claimed as one local transaction, if possible.
 //!
-//! A batch ends early before a transaction of another origin, or one that is not newer for being
-//! later (`conflict::joins`). One that fails, for whatever reason, is rolled back, and its
-//! transactions are applied one by one: then only the one that can't be applied is held back, with
-//! its own position.
+//! A batch ends before a transaction of another origin, and before one whose version is not newer
+//! than the one before it (`conflict::joins`). A batch that fails is rolled back, and its
+//! transactions are applied one by one. Then only the failing transaction is held back, with its
+//! own position.
 //!
-//! Nothing is joined where a node reads from this one what others wrote: it would be sent a batch
-//! as one transaction, with one version.
+//! Nothing is joined if another node reads forwarded changes from this one: it would receive a
+//! batch as one transaction, with one version.
 
 use std::sync::atomic::Ordering;
 
@@ -31,15 +31,15 @@ use braid_bgworker::taking::Mode;
 /// A transaction that is gathered has fewer frames than this.
 const FRAMES: usize = 8;
 
-/// What became of an attempt at a batch.
+/// The outcome of an attempt at a batch.
 enum Joined {
     /// Committed up to this transaction; the end of the local commit record.
     Up(u64, u64),
     /// Nothing was done: the first can't join others.
     Alone,
-    /// Nothing is left of it.
+    /// The batch was rolled back.
     Failed,
-    /// It is time to end.
+    /// The process is asked to end.
     Stop,
 }
 
@@ -133,8 +133,8 @@ impl Applier {
             Ok(Some((last, local_end))) => Joined::Up(last, local_end),
             Ok(None) => Joined::Alone,
             Err(_) => {
-                // Whatever it was comes again when the transaction is applied alone, and is dealt
-                // with there.
+                // The error is raised again when the transaction is applied alone, and handled
+                // then.
                 error::abort();
                 if let Some(session) = self.session.as_mut() {
                     session.forget_transaction();
@@ -159,7 +159,7 @@ impl Applier {
         self.post
             .show(braid_ring::ApplierState::WaitingForDependency);
         if !matches!(error::catch(|| self.look(&first, run)), Ok(Ok(()))) {
-            // It comes again when the change is applied.
+            // The error is raised again when the change is applied.
             error::abort();
             if let Some(session) = self.session.as_mut() {
                 session.forget_transaction();
@@ -183,7 +183,7 @@ impl Applier {
             let Some(session) = self.session.as_mut() else {
                 break;
             };
-            // What does not lie in one piece is large.
+            // A frame that is not contiguous in the ring is large.
             while let FrameRead::Frame(frame) = next_frame(&mut transaction, &mut parts)? {
                 let mut reader = Reader::new(frame);
                 while let Some((tag, body)) = reader.next_raw()? {
@@ -222,7 +222,7 @@ impl Applier {
             if !transaction.may_join() {
                 break;
             }
-            // What it depends on is part of this batch, or committed.
+            // Its dependencies are part of this batch, or committed.
             if last.is_some() {
                 match self.missing(&transaction, run.first) {
                     None => {}
@@ -230,7 +230,7 @@ impl Applier {
                     Some(_) if self.relaxed => break,
                     Some(missing) => self.post.wait_in_transaction(missing, run.first)?,
                 }
-                // What it waited for may have been parked.
+                // A dependency may have been parked.
                 if self.is_parking_stale() {
                     break;
                 }
@@ -419,7 +419,8 @@ impl Applier {
             return Err(PgError::new(SqlState::ProtocolViolation, "empty batch").into());
         };
         session.finish_batch()?;
-        // It has an id by now, if it has written anything, which is when the answer counts.
+        // If the batch has written something, its transaction id is assigned by now. The answer of
+        // `passes_on` counts from that moment on.
         if first < last && readers::passes_on() {
             return Err(PgError::new(
                 SqlState::SerializationFailure,

@@ -1,17 +1,17 @@
-//! The leader applies a transaction itself: a small one that comes while nothing else is in hand,
-//! or few of them. To hand it to an applier, which sleeps then, takes as long as to apply it, and
-//! twice the processor time.
+//! The leader applies a transaction itself: a small one that arrives while no transaction, or few,
+//! are in flight. Waking an applier would take as long as applying the transaction, and twice the
+//! processor time.
 //!
-//! The leader must not be kept from the stream. So here nothing is waited for: a lock is for
+//! The leader must keep reading the stream, so it never waits: it waits for a lock for
 //! [`LOCK_TIMEOUT_MS`] at most, and any other wait, and a conflict function, is an error
-//! (`latch::refuse_waits`). What ends in an error, whichever, is rolled back and goes to an
-//! applier, as if it had not been tried.
+//! (`latch::refuse_waits`). After any error the transaction is rolled back and goes to an applier,
+//! as if it had not been tried.
 //!
-//! States of the transaction, which the leader alone moves:
-//! complete -> published, and nobody woken -> taken (`Ring::take_last`) -> committed, or given back
-//! and all appliers woken. Of several, each is published when the one before is committed, or all
-//! are when one is not. An applier that happens to look takes it before the leader does: then it is
-//! that one's.
+//! States of the transaction, which only the leader moves: complete -> published, without waking an
+//! applier -> claimed (`Ring::take_last`) -> committed, or released and all appliers woken. Of
+//! several transactions, each is published when the previous one is committed. If one is not
+//! committed, all the others are published. An applier that happens to look may claim a published
+//! transaction before the leader does; then that applier applies it.
 
 use braid_bgworker::subscription_option::{ApplyMode, Origin};
 use std::sync::atomic::Ordering;
@@ -30,15 +30,17 @@ use super::in_hand::InHand;
 use super::post::Trouble;
 use super::{Applier, prepare_settings};
 
-/// How long a lock is waited for.
+/// Time limit of a wait for a lock.
 const LOCK_TIMEOUT_MS: i32 = 2;
-/// What takes longer than this is better done by appliers: the leader reads on meanwhile.
+/// If a transaction takes longer than this, appliers are the better choice: the leader reads on
+/// meanwhile.
 const LONG: Duration = Duration::from_millis(2);
-/// After that, and after a failure, everything goes to appliers for so long.
+/// After a long transaction, and after a failure, all transactions go to appliers for this time.
 const PAUSE: Duration = Duration::from_millis(100);
-/// The statistics collector hears of what was applied after this at the latest.
+/// Applied changes are reported to the cumulative statistics after this time at the latest.
 const REPORT: Duration = Duration::from_secs(1);
-/// So many that come at once: more of them are done sooner by several.
+/// The leader applies at most this many transactions that arrive at once. For more, several
+/// processes are faster.
 pub(crate) const TRANSACTIONS: u64 = 4;
 /// Changes, and bytes, that a transaction has at most.
 pub(crate) const CHANGES: u32 = 16;
@@ -47,15 +49,15 @@ pub(crate) const BYTES: u64 = 32 * 1024;
 /// The applier within a leader.
 pub(crate) struct LeadersApplier {
     applier: Applier,
-    /// Its origin while it is not used.
+    /// The replication origin of the applier while it is not used.
     origin: OriginId,
-    /// Not before then.
+    /// The leader applies nothing before this time.
     not_before: Option<Instant>,
-    /// Transactions that the statistics collector has not heard of since then.
+    /// Since when there are transactions that are not reported to the cumulative statistics.
     unreported: Option<Instant>,
 }
 
-/// What is otherwise in this process while a transaction is applied.
+/// Settings of the leader's process that differ while it applies a transaction.
 struct Otherwise(Impatient);
 
 impl Otherwise {
@@ -75,11 +77,11 @@ impl Otherwise {
 }
 
 impl LeadersApplier {
-    /// For a subscription that has so many other processes that apply. `None` where it is not to
-    /// be.
+    /// Creates the applier for a subscription with that many other processes that apply. Returns
+    /// `None` if the leader is not to apply anything.
     ///
     /// # Errors
-    /// Whatever SPI says.
+    /// Those of SPI.
     pub(crate) fn new(
         subscription: &Subscription,
         local_node: &str,
@@ -137,7 +139,8 @@ impl LeadersApplier {
     /// taken it. False: appliers are to be woken for it.
     pub(crate) fn apply(&mut self, group: &Group, sequence: u64) -> bool {
         let ring = group.ring;
-        // What is parked holds its keys, also where nothing is parked any more.
+        // A parked transaction may have to come first. `has_parked` also releases keys if nothing
+        // is parked any more.
         match error::catch(|| self.applier.has_parked()) {
             Ok(Ok(false)) => {}
             Ok(Ok(true)) => return false,

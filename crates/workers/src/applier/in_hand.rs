@@ -6,13 +6,13 @@ use braid_ring::Transaction;
 use super::piece::Pieces;
 use super::prepared::Step;
 
-/// The transaction in hand, over all attempts at it.
+/// The current transaction, over all attempts at it.
 #[derive(Default)]
 pub(super) struct InHand {
     /// An attempt has ended in a unique violation, or there can be one only: each row is looked up
     /// by all of its unique keys.
     pub(super) check_other_keys: bool,
-    /// Its changes are held one by one against what is parked.
+    /// Each of its changes is checked against parked transactions.
     pub(super) guarding: bool,
     /// The parked transaction that it has turned out to have to follow; 0: none.
     pub(super) held_by: i64,

@@ -2,16 +2,16 @@
 //! are found, and how they are tried again. `braid_bgworker::parked` has the rule,
 //! `braid_node::parked` what is stored.
 //!
-//! Of one that is committed in pieces, what is not committed yet is parked, in the commit that
-//! forgets how far the pieces went.
+//! If part of a transaction was committed in chunks, only the rest is parked. The same commit
+//! removes the record of how far the chunks went.
 //!
 //! A transaction is parked in one commit that stores its records and moves the subscription's
 //! position past it: it is either applied or parked, whatever is killed (I1). It is parked when it
 //! is its turn, with all before it committed, in relaxed order too.
 //!
-//! Whoever depends on a transaction waits until that is committed, or parked, before it looks at
-//! what is parked; and `parked_version` grows before the ring says that a transaction is done. So
-//! nobody misses one that it has to follow.
+//! A transaction with dependencies waits until they are committed, or parked. Only then does it
+//! look at the parked ones. `parked_version` grows before the ring marks a transaction as done. So
+//! every process sees each parked transaction that it has to follow.
 //!
 //! *Commits that wait for this subscription.* Example: paris is tokyo's synchronous standby. At
 //! tokyo T locks table `doc`, updates a row that paris has changed meanwhile, and commits.
@@ -31,10 +31,10 @@
 //! to write T with the value that paris has, as a session at paris could update that row before the
 //! answer comes; and to confirm T from memory, as T would be lost in a crash.
 //!
-//! Applier 0 tries what is parked again, one transaction at a time, in between those that it takes
-//! from the ring: what is asked for by `braid.retry_parked`, and what has no error of its own and
-//! nothing to wait for any more. Whatever else touches the same keys is parked behind it, so
-//! nothing of the stream can overtake it.
+//! Applier 0 retries parked transactions, one at a time, between the transactions that it claims
+//! from the ring. It retries those requested by `braid.retry_parked`, and those that have no error
+//! of their own and whose predecessors are no longer parked. Any other transaction that touches the
+//! same keys is parked behind them, so nothing of the stream can overtake them.
 
 mod content;
 mod retry;
@@ -62,22 +62,23 @@ use super::post::next_frame;
 use super::records::out_of_order;
 use super::{Applier, SHOWN_AFTER, fail};
 
-/// What is said when there is no room for another one.
+/// The SQLSTATE if there is no room for another parked transaction.
 const FULL: SqlState = SqlState::ConfigurationLimitExceeded;
-/// How long to wait for room while nothing happens to what is parked.
+/// How long to wait for room while the set of parked transactions does not change.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What is parked, as this applier knows it.
+/// The parked transactions, as this applier knows them.
 #[derive(Debug, Default)]
 pub(super) struct Parking {
     known: Known,
-    /// The `parked_version` that it is as of.
+    /// The `parked_version` to which `known` belongs.
     version: Option<u32>,
-    /// The same, and the request, that applier 0 has dealt with.
+    /// Applier 0: the `parked_version`, and the number of the request, that it has handled last.
     tended: Option<(u32, u64)>,
-    /// Those that wait for a lock at another node, as far as applier 0 has tried them.
+    /// Applier 0: the next attempt at each parked transaction that waits for a lock at another
+    /// node.
     by_lock: HashMap<i64, NextAttempt>,
-    /// How long to wait for room while nothing happens to what is parked.
+    /// How long to wait for room: the state for which it was measured, and the end of the wait.
     patience: Option<((usize, usize), Instant)>,
 }
 
@@ -131,15 +132,16 @@ impl Applier {
             .map_or(most, |until| until.min(most))
     }
 
-    /// Set a transaction aside before it is applied, if it has to be; `next` is the next in hand, 0
-    /// for none. All that it depends on is committed, or parked. Outside of a transaction.
+    /// Parks a transaction before it is applied, if it has to follow a parked one. `next` is the
+    /// next claimed transaction, 0 for none. All its dependencies are committed, or parked. Outside
+    /// of a transaction.
     pub(super) fn set_aside(&mut self, transaction: &mut Transaction, next: u64) -> Aside {
         let holder = match error::catch(|| self.holder(transaction)) {
             Ok(holder) => holder,
             Err(error) => Err(error),
         };
         let done = match holder {
-            // It is parked at its turn.
+            // The transaction is parked at its turn.
             Ok(Some(_))
                 if self.put_aside_until_turn(transaction, self.in_hand.check_other_keys) =>
             {
@@ -228,7 +230,8 @@ impl Applier {
         }
     }
 
-    /// What a transaction in the ring consists of, and what it touches. Outside of a transaction.
+    /// Returns the content of a transaction in the ring, and the keys and tables that it touches.
+    /// Outside of a transaction.
     fn content(&mut self, sequence: u64) -> Result<(Content, Touch), PgError> {
         let mut content = Content::default();
         self.each_frame(sequence, |frame| content.frame(frame))?;
@@ -276,7 +279,7 @@ impl Applier {
         for sequence in run.first..=run.last {
             let transaction = self.post.ring.transaction(sequence);
             if transaction.is_open() || transaction.is_split() {
-                // They are taken alone.
+                // Open and split transactions are claimed alone.
                 break;
             }
             if self.holder(&transaction)?.is_some() {
@@ -292,7 +295,8 @@ impl Applier {
         Ok(Some(run))
     }
 
-    /// That a change of a transaction that is not looked at as a whole has nothing to wait for.
+    /// Checks that one change need not follow a parked transaction. Used if the transaction is not
+    /// checked as a whole.
     pub(super) fn guard(
         &mut self,
         schema: u32,
@@ -352,7 +356,7 @@ impl Applier {
             )
     }
 
-    /// Why the transaction in hand is parked, which has failed with `error` after so many attempts.
+    /// Why the current transaction is parked. It has failed with `error` after so many attempts.
     pub(super) fn why_parked<'a>(&self, error: &'a PgError, attempts: u32) -> Why<'a> {
         match self.in_hand.held_by {
             0 if self.parks_by_lock(error) => Why::Lock(error),
@@ -419,8 +423,8 @@ impl Applier {
         Some(false)
     }
 
-    /// Park a transaction; `next` is the next in hand, 0 for none. `None`: it has to be looked at
-    /// again. False when it is time to end.
+    /// Parks a transaction. `next` is the next claimed transaction, 0 for none. Returns `None` if
+    /// the transaction has to be checked again, and false when the process is asked to end.
     pub(super) fn park(
         &mut self,
         transaction: &Transaction,
@@ -494,7 +498,7 @@ impl Applier {
         }
     }
 
-    /// A transaction is parked as number `id`: others may go on, and people are told.
+    /// A transaction is parked as number `id`: wakes the processes that wait for it, and logs it.
     fn parked(&self, transaction: &Transaction, next: u64, why: Why<'_>, id: i64, local_end: u64) {
         let sequence = transaction.sequence;
         // Before anybody goes on who depends on it.
@@ -591,10 +595,10 @@ fn is_lock_without_room(error: &PgError, why: Why<'_>) -> bool {
 /// Whether a transaction was set aside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Aside {
-    /// It is to be applied.
+    /// The transaction is to be applied.
     No,
-    /// It is done with; false when it is time to end.
+    /// The transaction is parked; false when the process is asked to end.
     Done(bool),
-    /// It has to be looked at again.
+    /// The transaction has to be checked again.
     Again,
 }

@@ -1,10 +1,11 @@
-//! A transaction that is committed in pieces (`split_transactions_above`). `braid_bgworker::split`
-//! says where one ends and what is passed over.
+//! A transaction that is committed in chunks (`split_transactions_above`). `braid_bgworker::split`
+//! says where a chunk ends and which changes are skipped after a restart.
 //!
-//! All before it is committed when its first change is applied, and nothing after it is applied
-//! before its end is: it is a barrier for everything. So its pieces commit in the source's order,
-//! and the position where its commit record starts, which they carry, is true: all that ends up to
-//! there is committed, and it itself is sent again to whoever goes on from there.
+//! When its first change is applied, all earlier transactions are committed. No later transaction
+//! is applied before it has ended: it is a barrier for everything. So its chunks commit in the
+//! source's order. They carry the position where its commit record starts. This position is true:
+//! every transaction that ends before it is committed, and the provider sends the split transaction
+//! again to a leader that starts there.
 
 use std::sync::atomic::Ordering;
 
@@ -19,7 +20,7 @@ use braid_postgres::transaction;
 use super::Applier;
 use super::post::Trouble;
 
-/// The transaction in hand, in pieces.
+/// The current transaction, in chunks.
 pub(super) struct Pieces {
     sequence: u64,
     commit_lsn: u64,
@@ -37,7 +38,7 @@ impl Pieces {
         self.split.is_full()
     }
 
-    /// Say beside an error that a part of the transaction is here.
+    /// Adds to an error that a part of the transaction is committed.
     pub(super) fn explain(&self, error: &mut PgError) {
         if self.committed() > 0 {
             let part = format!(
@@ -69,7 +70,8 @@ pub(super) fn differs(error: Differs) -> PgError {
 }
 
 impl Applier {
-    /// What is committed already of the transaction that begins. Outside of a transaction.
+    /// Reads how much of the transaction that begins is committed already. Outside of a
+    /// transaction.
     pub(super) fn resume(&mut self, sequence: u64, begin: &Begin<'_>) -> Result<(), PgError> {
         let id = self.subscription.id;
         let committed = error::transaction(|| split::read(id, begin.commit_lsn))?;
@@ -94,8 +96,8 @@ impl Applier {
         Ok(())
     }
 
-    /// Whether a change of the transaction in hand is to be applied; false when it is here already.
-    /// Commits a piece before it if that is full.
+    /// Whether a change of the current transaction is to be applied; false if it is committed
+    /// already. Commits the current chunk first if it is full.
     pub(super) fn take(&mut self, part: &Part<'_>) -> Result<bool, Trouble> {
         if self
             .in_hand
@@ -160,7 +162,7 @@ impl Applier {
         Ok(())
     }
 
-    /// All of the transaction in hand is applied, and committed next.
+    /// All of the current transaction is applied; its commit comes next.
     pub(super) fn finish_pieces(&self) -> Result<(), PgError> {
         let Some(pieces) = &self.in_hand.attempt.pieces else {
             return Ok(());

@@ -1,7 +1,7 @@
 //! An applier's place among the group's: what it shows, whom it waits for, and whom it wakes.
 //!
-//! A wait for the turn with a transaction open may stand in the way of one that is ahead, or of a
-//! statement that one ahead waits for; then it ends (`Trouble::InTheWay`).
+//! A process that waits for its turn with an open transaction may block an earlier transaction, or
+//! a statement that an earlier transaction waits for. Then the wait ends (`Trouble::InTheWay`).
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use braid_ring::{ApplierState, Awaited, FrameRead, Ring, Transaction, Wakes};
 /// Looks at a counter this often before it sleeps: about the time that a small transaction takes
 /// elsewhere.
 const SPINS: u32 = 400;
-/// How long a wait for the turn goes on before this process asks whether it is in the way.
+/// How long a process waits for its turn before it checks whether it blocks an earlier transaction.
 const DEADLOCK_CHECK: Duration = Duration::from_millis(20);
 /// Statistics are reported after about this many transactions of the stream.
 const STATISTICS_EVERY: u64 = 64;
@@ -25,7 +25,7 @@ const STATISTICS_EVERY: u64 = 64;
 pub(super) enum Trouble {
     /// An error.
     Error(PgError),
-    /// This process is in the way of one that is ahead.
+    /// This process blocks an earlier transaction.
     InTheWay,
 }
 
@@ -64,9 +64,9 @@ pub(super) struct Post {
     pub(super) ring: Ring,
     /// Number of the applier, from 0.
     pub(super) number: usize,
-    /// What views show of it.
+    /// The entry of this applier that views show.
     pub(super) own: &'static ApplierEntry,
-    /// The subscription's.
+    /// The subscription's entry.
     pub(super) entry: &'static SubscriptionEntry,
 }
 

@@ -21,34 +21,36 @@ use braid_ring::{ApplierState, FrameRead, Transaction};
 use super::Applier;
 use super::post::{Trouble, next_frame};
 
-/// What the transaction in hand is, if it is not an ordinary one.
+/// The kind of the current transaction, if it is not an ordinary one.
 pub(super) enum Step {
-    /// It ends in PREPARE TRANSACTION.
+    /// The transaction ends in PREPARE TRANSACTION.
     Prepare(ToPrepare),
-    /// It is prepared here already.
+    /// The transaction is prepared on this node already.
     IsPrepared,
-    /// What was prepared is committed.
+    /// The end of a prepared transaction: COMMIT PREPARED.
     Commit(Finish),
-    /// What was prepared, up to this position, at this time (Unix microseconds), is rolled back.
+    /// ROLLBACK PREPARED, with the end of the PREPARE at the provider and its time (Unix
+    /// microseconds).
     Rollback(Finish, u64, i64),
 }
 
-/// What becomes of a transaction that could not be applied.
+/// The consequence of a failure of a transaction that was to be prepared.
 pub(super) enum Settled {
-    /// It is not one that can't be prepared.
+    /// The failure has nothing to do with its PREPARE.
     No,
-    /// It is tried again when it is its turn.
+    /// The transaction is tried again at its turn.
     AtItsTurn,
-    /// It comes whole once it has committed; or that could not be noted down.
+    /// The transaction is not prepared, and arrives whole after its commit. Or the record of that
+    /// failed.
     Left(PgError),
 }
 
 /// A transaction that is to be prepared.
 pub(super) struct ToPrepare {
     gid: CString,
-    /// Its id at the provider.
+    /// The transaction's id at the provider.
     xid: u32,
-    /// Where its PREPARE ends there.
+    /// Where its PREPARE ends at the provider.
     end_lsn: u64,
     /// Unix microseconds.
     timestamp: i64,
@@ -60,8 +62,8 @@ pub(super) struct Finish {
     timestamp: i64,
 }
 
-/// Whether it is here: its name, where its PREPARE ends at the provider, and when that was (Unix
-/// microseconds).
+/// Whether a transaction is prepared on this node: its name, where its PREPARE ends at the
+/// provider, and when that was (Unix microseconds).
 fn is_here(gid: &CStr, end_lsn: u64, timestamp: i64) -> Result<bool, PgError> {
     two_phase::is_prepared(gid, end_lsn, timestamp.saturating_sub(EPOCH_DIFFERENCE))
 }
@@ -71,7 +73,8 @@ impl Applier {
         prepared::gid(self.subscription.id, xid)
     }
 
-    /// A transaction begins that is to be prepared. Outside of a transaction. False if it is here.
+    /// Begins a transaction that is to be prepared. Outside of a transaction. Returns false if it
+    /// is prepared already.
     pub(super) fn begin_prepared(&mut self, prepared: &Prepared<'_>) -> Result<bool, PgError> {
         let gid = self.gid(prepared.begin.xid);
         let there = is_here(&gid, prepared.end_lsn, prepared.begin.commit_timestamp)?;
@@ -134,8 +137,8 @@ impl Applier {
             }
             Step::Rollback(finish, prepare_end_lsn, prepare_timestamp) => {
                 self.post.wait_for_turn(sequence)?;
-                // What was prepared before this subscription was told of such transactions was not
-                // sent.
+                // Transactions that were prepared before the subscription asked for prepared
+                // transactions were not sent.
                 if is_here(&finish.gid, *prepare_end_lsn, *prepare_timestamp)? {
                     finish.run(false)?;
                 }
@@ -159,20 +162,21 @@ impl Applier {
         };
         let reason = match reason {
             Some(reason) => reason,
-            // The row in the way would have to leave before it is known whether this one comes.
+            // The blocking row would have to be deleted before it is known whether this transaction
+            // commits.
             None if is_in_the_way(error.sqlstate) => "It meets another row under a unique key.",
             // The transaction itself may hold the lock until it has committed.
             None if error.peer_lock.is_some() => {
                 "It waits for a table that is locked at the provider, or that is still to be copied."
             }
-            // It, and what depends on it, is set aside by its commit.
+            // The transaction is parked at its commit, and so are those that depend on it.
             None if is_parked => "It can't be applied.",
             None => return None,
         };
         Some((to_prepare, reason))
     }
 
-    /// What becomes of the transaction that was rolled back with this error, if it can't be
+    /// Decides what follows if the transaction that was rolled back with this error can't be
     /// prepared.
     pub(super) fn wait_for_its_commit(
         &mut self,
@@ -184,7 +188,7 @@ impl Applier {
         let is_parked = self.parks(error);
         match self.reason_to_wait(error, is_parked) {
             None => Settled::No,
-            // Whatever is ahead may still change what it meets.
+            // An earlier transaction may still change the rows that this one conflicts with.
             Some(_) if !at_its_turn => Settled::AtItsTurn,
             Some((left, reason)) => Settled::Left(
                 self.leave_unprepared(&left, reason)
@@ -193,9 +197,9 @@ impl Applier {
         }
     }
 
-    /// A transaction of those that are to be prepared, which has to follow a parked one: it comes
-    /// whole once it has committed, and is parked then. What is said to the leader; `None`: it is
-    /// no such one, or time to end. Outside of a transaction.
+    /// Handles a transaction that is to be prepared but has to follow a parked one. It arrives
+    /// whole after its commit, and is parked then. Returns the error for the leader. Returns `None`
+    /// if it is no such transaction, or if the process is asked to end. Outside of a transaction.
     pub(super) fn leave_held(&mut self, sequence: u64) -> Result<Option<PgError>, PgError> {
         if !self.subscription.options.two_phase {
             return Ok(None);
@@ -257,7 +261,7 @@ impl Applier {
         )
     }
 
-    /// What a transaction that is to be skipped is, if it is prepared, or was.
+    /// Returns the kind of a transaction that is to be skipped, if it is prepared, or was.
     fn skipped_step(&mut self, transaction: &mut Transaction) -> Result<Option<Step>, PgError> {
         let mut assembled = Vec::new();
         loop {
@@ -298,8 +302,8 @@ impl Applier {
             latch::wait_as(Wait::Turn, Duration::from_millis(5));
         }
         let id = i64::from(self.subscription.id);
-        // Not in the transaction that is prepared: it would be seen only when that commits. Whoever
-        // is killed in between is asked again.
+        // Not in the transaction that is prepared: the change would be visible only after that
+        // commits. If the process is killed in between, the request is still there.
         let forget_request = || {
             error::transaction(|| {
                 subscription::execute(
@@ -342,7 +346,7 @@ fn prepare_nothing(left: &ToPrepare) -> Result<(), PgError> {
 impl Finish {
     fn run(&self, commit: bool) -> Result<(), PgError> {
         error::transaction(|| {
-            // For the exit of a process that is told to end before it has come to the record.
+            // For the exit of a process that is asked to end before it has written the record.
             origin::stands_for(self.end_lsn, self.timestamp.saturating_sub(EPOCH_DIFFERENCE));
             two_phase::finish(&self.gid, commit, self.end_lsn);
             Ok(())

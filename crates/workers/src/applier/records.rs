@@ -1,5 +1,5 @@
-//! Records of the transaction in hand, on their way to the session that applies them, and the
-//! schemas that these name.
+//! Passes records of the current transaction to the session that applies them, with the schemas
+//! that they name.
 
 use braid_apply::{Identity, Item, Session, is_rule, is_statement, is_versions, tables_of};
 use braid_bgworker::sqlstate::SqlState;
@@ -56,8 +56,8 @@ impl Applier {
         })
     }
 
-    /// Apply the records of a frame. `begin` does what a Begin asks for; false from it ends it
-    /// there.
+    /// Applies the records of a frame. `begin` handles a Begin; if it returns false, the rest of
+    /// the frame is not applied.
     pub(super) fn records(
         &mut self,
         frame: &[u8],
@@ -132,7 +132,7 @@ impl Applier {
         self.apply_consolidated(&mut gathered)
     }
 
-    /// Takes a change of the transaction in hand: applies it, or gathers it first if many changes
+    /// Takes a change of the current transaction: applies it, or gathers it first if many changes
     /// of a row are to become one. `replaced` is the content of the message that came with it.
     pub(super) fn take_change<'a>(
         &mut self,
@@ -153,7 +153,7 @@ impl Applier {
             let header = &change.header;
             self.guard(header.schema.0, header.barrier, header.writeset.hashes())?;
         }
-        // What has failed once is applied as it came.
+        // A transaction that has failed once is applied without consolidation.
         if self.consolidate && self.in_hand.attempt.bulk && !self.in_hand.check_other_keys {
             gathered.push(Item::Change(0, change, replaced));
         } else {
@@ -199,7 +199,7 @@ impl Applier {
         Ok(())
     }
 
-    /// Apply what was gathered of the transaction in hand.
+    /// Applies the gathered changes of the current transaction.
     pub(super) fn apply_consolidated(
         &mut self,
         gathered: &mut Vec<Item<'_>>,

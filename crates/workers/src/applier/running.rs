@@ -1,14 +1,14 @@
-//! A transaction that is applied while it runs at the provider (`braid_bgworker::running`): by a
-//! process of its own, until an applier that has come to its place in the provider's order tells it
-//! that it is its turn.
+//! A transaction that is applied while it is in progress at the provider
+//! (`braid_bgworker::running`). A process of its own applies it, until an applier that has reached
+//! its place in the provider's order gives it its turn.
 //!
-//! A subtransaction of it has a savepoint here, which is rolled back to when it is rolled back at
-//! the provider (`apply/savepoint.rs`). Beyond [`SAVEPOINTS`] inside of each other there are none:
-//! then it rolls back as a whole.
+//! Each of its subtransactions is a local savepoint. If the subtransaction is rolled back at the
+//! provider, the process rolls back to the savepoint (`apply/savepoint.rs`). If subtransactions are
+//! nested deeper than [`SAVEPOINTS`], a rollback of one rolls back the whole transaction.
 //!
-//! It is in nobody's way: it rolls back as soon as anybody waits for what it has locked, and waits
-//! a moment at most for what others have. So neither a local session nor another stream ever waits
-//! for the end of a transaction elsewhere.
+//! It blocks nobody: it rolls back as soon as another process waits for its locks, and waits only
+//! briefly for other processes' locks. So neither a local session nor another stream ever waits for
+//! the end of a transaction at the provider.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -44,7 +44,7 @@ const SAVEPOINTS: usize = 48;
 enum Stopped {
     /// The leader wants no more of it, or it is time to end.
     Asked,
-    /// Something is in the way.
+    /// An error, or the transaction would block others or wait for them.
     Because(PgError),
 }
 
@@ -69,19 +69,19 @@ struct Progress {
     /// When something came last.
     fed: Instant,
     begun: bool,
-    /// Those of subtransactions, from the outermost on.
+    /// Savepoints of its subtransactions, the outermost first.
     savepoints: Vec<Part>,
     /// Ids under which rows were written before the last savepoint; others wait for these one by
     /// one.
     written_as: Vec<pg_sys::TransactionId>,
 }
 
-/// A subtransaction of it.
+/// A subtransaction.
 struct Part {
-    /// Its id at the provider.
+    /// The subtransaction's id at the provider.
     xid: u32,
     savepoint: Savepoint,
-    /// Ids before it.
+    /// Number of ids before it.
     written_as: usize,
 }
 
@@ -131,7 +131,7 @@ impl Progress {
 }
 
 impl Applier {
-    /// What the process does that was started for it.
+    /// The main loop of the process that applies an in-progress transaction.
     pub(super) fn apply_running(&mut self) {
         let running = self.group.running();
         if running.state() != State::Started && running.state() != State::Whole {
@@ -197,7 +197,8 @@ impl Applier {
         }
     }
 
-    /// Whether to go on: somebody may wait for what is locked here, or nobody may want it any more.
+    /// Checks whether to go on: another process may wait for these locks, or the transaction may
+    /// have been given up.
     fn check(&self, running: &Running, progress: &mut Progress) -> Result<(), Stopped> {
         pgrx::check_for_interrupts!();
         if self.post.ring.stop_requested() {
@@ -205,7 +206,7 @@ impl Applier {
         }
         match running.state() {
             State::Started | State::Whole => {}
-            // Whoever waits now waits as for any transaction that is being applied.
+            // From now on, other processes wait as for any transaction that is being applied.
             State::Turn => return Ok(()),
             State::Free | State::Committed | State::GivenUp => return Err(Stopped::Asked),
         }
@@ -350,9 +351,9 @@ impl Applier {
         Ok(())
     }
 
-    /// The applier has come to a transaction that is applied by that process: have it committed.
-    /// All before it is committed. `next` is the next in hand, 0 for none. False when it is time to
-    /// end.
+    /// Has the process that applies the transaction commit it, when an applier has reached it. All
+    /// earlier transactions are committed. `next` is the next claimed transaction, 0 for none.
+    /// Returns false when the process is asked to end.
     pub(super) fn have_committed(&mut self, transaction: &Transaction, next: u64) -> bool {
         let running = self.group.running();
         self.post.show(ApplierState::WaitingForDependency);
@@ -361,8 +362,8 @@ impl Applier {
                 running.take_turn(process::my_latch());
                 process::set_latch(running.process());
             }
-            // What it may have to follow is found out when it is applied in the ordinary way; and
-            // so is what is wrong.
+            // The ordinary way of applying finds out which parked transaction it may have to
+            // follow, and reports errors.
             Ok(Ok(true)) => {
                 running.give_up();
             }

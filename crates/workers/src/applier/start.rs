@@ -18,7 +18,7 @@ use pgrx::pg_sys;
 use super::ahead::Ahead;
 use super::{Applier, fail};
 
-/// What the leader starts an applier with.
+/// The arguments with which the leader starts an applier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Arguments {
     /// Subscription.
@@ -27,7 +27,7 @@ pub struct Arguments {
     pub number: usize,
     /// The group's shared memory.
     pub handle: u32,
-    /// It applies the transaction that runs at the provider, and no other.
+    /// The process applies the transaction that is in progress at the provider, and no other.
     pub running: bool,
 }
 
@@ -84,8 +84,8 @@ pub fn main(argument: pg_sys::Datum) {
         .register_applier(arguments.number, process::my_pid(), process::my_latch());
     prepare_settings();
     let ring = group.ring;
-    // With the fence in the leader's `wait_for_old_appliers`: a leader that came after the one
-    // which started this process waits for it, or is seen here.
+    // Pairs with the fence in the leader's `wait_for_old_appliers`. Either a newer leader than the
+    // one that started this process waits for it, or this process sees the newer leader.
     fence(Ordering::SeqCst);
     if entry.leader_pid.load(Ordering::Acquire) != ring.leader().0 {
         return;

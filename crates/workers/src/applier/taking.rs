@@ -18,7 +18,7 @@ pub(crate) fn joins(subscription: &Subscription) -> bool {
     mode(subscription).joins()
 }
 
-/// What an applier takes at once of a subscription.
+/// How much an applier of a subscription claims at once.
 #[must_use]
 pub(crate) fn grain(subscription: &Subscription, singly: bool) -> Grain {
     mode(subscription).grain(subscription.options.is_relaxed(), singly)

@@ -1,10 +1,10 @@
-//! What local transactions delete, for the collector of deletions (`super`), which decodes in its
-//! own process and is sent nothing: it takes what was gathered here. And which columns they write,
-//! where these are registers of their own (`braid_node::column_write`); and where WAL says what
-//! they take out of tables without a key (`braid_node::taken_row`).
+//! The deletions of local transactions, for the collector (`super`). It decodes in its own process
+//! and fetches what this module has gathered, so nothing is sent. Also the columns that local
+//! transactions write, if these are registers of their own (`braid_node::column_write`), and the
+//! rows that they remove from keyless tables, as far as WAL has them (`braid_node::taken_row`).
 //!
-//! Which columns are is known from the table of rules, as it is when the process looks, and from
-//! WAL: a rule counts for what is committed after it.
+//! The table of rules, as visible when the process looks, and WAL say which columns are registers.
+//! A rule counts for what is committed after it.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -39,7 +39,7 @@ fn format() -> Box<dyn Format> {
     })
 }
 
-/// What a relation's rows are known by.
+/// How the rows of a relation are identified.
 #[derive(Debug, Clone)]
 enum Looked {
     /// The columns of their key, and the numbers of those that are registers of their own.
@@ -55,12 +55,12 @@ struct Deletions {
     keys: HashMap<u32, Option<Looked>>,
     generation: u64,
     in_hand: InHand,
-    /// The version of the transaction in hand, if that is not the time of its commit.
+    /// The version of the current transaction, if it differs from the time of its commit.
     version: Option<i64>,
 }
 
 impl Deletions {
-    /// What rows of a relation are known by.
+    /// Returns how the rows of a relation are identified.
     fn look(&mut self, relation: RelationRef<'_>) -> Option<Looked> {
         let generation = gathered::generation();
         if self.generation != generation {
@@ -136,7 +136,7 @@ fn note_rule(change: &Change<'_>) {
     }
 }
 
-/// Which of these columns an update has given another value.
+/// Returns the columns, out of `columns`, to which an update has given another value.
 fn changed(change: &Change<'_>, columns: &[i16]) -> Vec<i16> {
     let old = change.old_values().unwrap_or_default();
     let new = change.new_values().unwrap_or_default();
@@ -165,9 +165,9 @@ fn changed(change: &Change<'_>, columns: &[i16]) -> Vec<i16> {
 
 /// Whether deletions of a table are wanted: it is one that a subscription is about.
 ///
-/// Or it may become one before this process hears of it, and an older change of a row that is gone
-/// come then: a table under the name of such a table, which takes its place, and one that is
-/// published here, as tables are that several nodes write.
+/// Or it may become one before this process learns of it, and then an older change of a deleted row
+/// may arrive. This concerns a table under the name of such a table, which replaces it, and a table
+/// that this node publishes, as is usual for tables that several nodes write.
 fn is_wanted(relation: RelationRef<'_>) -> bool {
     let all = syscache::with_ancestors(relation.oid());
     all.iter().any(|oid| gathered::is_listed(oid.to_u32()))

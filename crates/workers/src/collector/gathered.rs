@@ -1,6 +1,6 @@
-//! What the collector of deletions (`super`) has gathered from WAL and not written down yet: rows
-//! that are gone, and columns that were written. A transaction that has more of them than memory
-//! should hold has them in a file.
+//! Deleted rows and written columns that the collector of deletions (`super`) has gathered from WAL
+//! and not stored yet. If a transaction has more of them than memory should hold, they are in a
+//! file.
 //!
 //! `deletions` reads them from decoded changes.
 
@@ -40,7 +40,7 @@ pub(super) fn generation() -> u64 {
     GENERATION.load(Ordering::Relaxed)
 }
 
-/// What this process gathers.
+/// The state of the collector's process.
 #[derive(Debug, Default)]
 struct Gathered {
     /// Tables of which deletions are wanted, or tables above them.
@@ -49,22 +49,22 @@ struct Gathered {
     names: HashSet<(String, String)>,
     /// All tables are published.
     publishes_all: bool,
-    /// Columns that are registers of their own: table and number. None is ever taken away: what is
-    /// told of others does no harm.
+    /// Columns that are registers of their own: table and number. None is ever removed: writes of
+    /// other columns do no harm.
     registers: BTreeSet<(u32, i16)>,
     /// `braid.column_rule`.
     rules: u32,
     /// Of transactions that have committed.
     ended: Vec<Tombstone>,
     removed: Vec<Removal>,
-    /// The same of columns.
+    /// Written columns of transactions that have committed.
     written: Vec<ColumnWrite>,
     /// Of those that have deleted more than is held in memory.
     large: Vec<Large>,
     large_written: Vec<LargeWritten>,
 }
 
-/// What a large transaction has deleted.
+/// The deletions of a large transaction.
 #[derive(Debug)]
 pub(crate) struct Large {
     file: Spool,
@@ -109,7 +109,7 @@ impl By {
     }
 }
 
-/// Which columns a large transaction has written.
+/// The columns that a large transaction has written.
 #[derive(Debug)]
 pub(crate) struct LargeWritten {
     file: Spool,
@@ -204,7 +204,7 @@ pub(super) fn begin() {
     GATHERED.set(Some(Gathered::default()));
 }
 
-/// What is wanted.
+/// The tables and columns that the collector watches.
 #[derive(Debug, Default)]
 pub(crate) struct Wanted {
     /// Tables of which deletions are.
@@ -225,14 +225,14 @@ pub(crate) fn want(wanted: Wanted) {
         gathered.tables = wanted.tables;
         gathered.names = wanted.names;
         gathered.publishes_all = wanted.publishes_all;
-        // One that WAL tells of may not be visible yet.
+        // A column that WAL has announced may not be visible in the catalog yet.
         gathered.registers.extend(wanted.registers);
         gathered.rules = wanted.rules;
     });
     GENERATION.fetch_add(1, Ordering::Relaxed);
 }
 
-/// What was gathered.
+/// Gathered deletions and writes of committed transactions.
 #[derive(Debug, Default)]
 pub(crate) struct Taken {
     pub(crate) deleted: Vec<Tombstone>,
@@ -252,7 +252,7 @@ impl Taken {
     }
 }
 
-/// What was gathered since the last call.
+/// Returns the gathered deletions and writes since the last call.
 pub(crate) fn take() -> Taken {
     with(|gathered| Taken {
         deleted: std::mem::take(&mut gathered.ended),
@@ -300,15 +300,15 @@ pub(super) fn add_register(table: u32, number: i16) {
     GENERATION.fetch_add(1, Ordering::Relaxed);
 }
 
-/// What the transaction in hand has removed and written.
+/// Deletions and writes of the current transaction.
 #[derive(Debug, Default)]
 pub(super) struct InHand {
     gone: Vec<(u32, Gone)>,
-    /// More of it.
+    /// More deletions.
     file: Option<Spool>,
     /// Columns that it has written.
     written: Vec<ColumnWrite>,
-    /// More of it.
+    /// More written columns.
     written_file: Option<Spool>,
 }
 

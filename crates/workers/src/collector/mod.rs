@@ -7,13 +7,14 @@
 //! does, and dead rows, by its `xmin`. Until a deletion is collected its dead row tells of it, so
 //! nobody has to wait for this process. How `xmin` moves:
 //!
-//! 1. Take the oldest transaction that runs, then the end of WAL. What is older than the one has
-//!    ended, and its commit record lies before the other.
-//! 2. Decode up to that end, write what was deleted, commit, and have it flushed.
-//! 3. Now `xmin` may be that transaction. Go to 1.
+//! 1. Read the id of the oldest running transaction, then the end of WAL. Each older transaction
+//!    has ended, and its commit record lies before that end.
+//! 2. Decode up to that end, write the deletions, commit, and have the commit flushed.
+//! 3. Now `xmin` may be that id. Go to 1.
 //!
-//! After a crash the slot is as it was last written to disk, which is no later than it was: what is
-//! collected again is there twice. The process ends with any error; the manager starts it again.
+//! After a crash the slot has the state that was last written to disk, which may be older. Then
+//! some deletions are collected twice, which is harmless. The process ends with any error; the
+//! manager starts it again.
 
 mod deletions;
 mod gathered;
@@ -42,7 +43,7 @@ use taken_rows::{Collection, Removal};
 
 /// Pause between two looks at WAL: dead rows are kept for about as long.
 const PAUSE: Duration = Duration::from_millis(100);
-/// The same after nothing has come for a while.
+/// Pause between two looks after a while without new WAL.
 const LONG_PAUSE: Duration = Duration::from_secs(1);
 /// Looks without anything new until then.
 const IDLE: u32 = 10;
@@ -70,8 +71,8 @@ pub fn main(argument: pg_sys::Datum) {
         failure.log("braid collector of deletions");
         return;
     }
-    // DROP EXTENSION may come at any time. Not before the slot is there: to make one waits for all
-    // transactions, also for one that is about to drop the extension.
+    // DROP EXTENSION may come at any time. The lock is taken only after the slot exists: creating a
+    // slot waits for all transactions, also for one that is about to drop the extension.
     lock::extension_first(c"braid");
     deletions::gather();
     collect(&slot, entry);
@@ -85,7 +86,7 @@ fn leave(entry: &ManagerEntry) {
     }
 }
 
-/// Make the slot, unless it is there. One that has lost its WAL is made anew.
+/// Creates the slot, if it is missing. A slot that has lost its WAL is replaced.
 fn ensure_slot(slot: &str, entry: &ManagerEntry) -> Result<(), PgError> {
     let found = rows(
         "select (wal_status = 'lost')::text from pg_catalog.pg_replication_slots where slot_name = $1::name",
@@ -123,7 +124,7 @@ fn ensure_slot(slot: &str, entry: &ManagerEntry) -> Result<(), PgError> {
 /// of the caller's.
 ///
 /// # Errors
-/// Whatever SPI says.
+/// Those of SPI.
 pub fn drop_slot(database: u32) -> Result<(), PgError> {
     rows(
         "select pg_catalog.pg_drop_replication_slot(slot_name)::text from pg_catalog.pg_replication_slots \
@@ -184,8 +185,8 @@ fn collect(slot: &str, entry: &ManagerEntry) {
         Err(failure) => return failure.log("braid collector of deletions"),
     };
     if !decoder.holds_dead_rows() {
-        // From the first moment on, what dies after it is told of; also when the server is killed
-        // before the slot is saved next.
+        // From the first moment on, the slot keeps rows that die from now on; also if the server is
+        // killed before the slot is saved next.
         decoder.hold_dead_rows(wal::horizon().0);
         decoder.save();
     }
@@ -196,7 +197,7 @@ fn collect(slot: &str, entry: &ManagerEntry) {
     let mut idle = 0;
     loop {
         worker::reload_settings();
-        // Whoever waits for this process wakes it up, too: that says nothing about tables.
+        // Processes that wait for the collector set its latch, too. That says nothing about tables.
         let is_old = entry.collector_list_is_old.swap(false, Ordering::AcqRel);
         if is_old || listed.is_none_or(|at| at.elapsed() > timers::collector_list()) {
             listed = Some(Instant::now());
@@ -212,7 +213,7 @@ fn collect(slot: &str, entry: &ManagerEntry) {
         {
             return failure.log("braid collector of deletions");
         }
-        // What was written is flushed with its commit: this process does not commit asynchronously.
+        // The results were flushed with their commit: this process does not commit asynchronously.
         entry
             .collected_lsn
             .store(decoder.position(), Ordering::Release);
@@ -241,7 +242,7 @@ fn collect(slot: &str, entry: &ManagerEntry) {
 }
 
 fn write(taken: Taken) -> Result<(), PgError> {
-    // Its commit flushes (`worker::connect`), before the slot moves on.
+    // The commit of this transaction flushes (`worker::connect`), before the slot moves on.
     store(&taken.deleted)?;
     column_write::store(&taken.written)?;
     let mut collection = None;

@@ -1,8 +1,9 @@
 //! Rows that sessions have taken out of tables without a key, as the collector writes them down
 //! (`braid_node::taken_row`).
 //!
-//! Decoded WAL says whole rows, but not which of several identical ones is gone. The record has the
-//! place of the row, and the dead version is there until the collector has come past it.
+//! Decoded WAL has whole rows, but does not say which of several identical rows was deleted. The
+//! WAL record has the place of the row, and the dead row version stays until the collector is past
+//! the record.
 
 use braid_apply::DeadRows;
 use braid_bgworker::sqlstate::SqlState;
@@ -18,7 +19,7 @@ use pgrx::pg_sys;
 /// A row that a session has taken out, as WAL has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Removal {
-    /// Its table.
+    /// The OID of the row's table.
     pub relation: u32,
     /// Where the record of its deletion or update begins.
     pub lsn: u64,
@@ -28,18 +29,18 @@ pub struct Removal {
     pub end_lsn: u64,
 }
 
-/// What is collected in one transaction.
+/// The rows that are collected in one transaction.
 #[derive(Debug)]
 pub struct Collection {
     reader: RecordReader,
-    /// What is looked at of one row.
+    /// Memory for one row at a time.
     memory: Scratch,
     dead: DeadRows,
     /// Up to here it was collected before.
     from: u64,
     /// And up to here now.
     up_to: u64,
-    /// It is said in the log that something could not be read.
+    /// The log already says that something could not be read.
     has_warned: bool,
 }
 
@@ -47,7 +48,7 @@ impl Collection {
     /// Begin, in a transaction of the caller's.
     ///
     /// # Errors
-    /// Whatever SPI says.
+    /// Those of SPI.
     pub fn begin() -> Result<Self, PgError> {
         let found = rows("select \"position\"::text from braid.taken_up_to", &[])?;
         let found = found.first().and_then(|row| row.first()?.clone());
@@ -67,7 +68,7 @@ impl Collection {
     /// is said in the log: this process, for which all others wait and dead rows stay, goes on.
     ///
     /// # Errors
-    /// Whatever PostgreSQL raises when it is written.
+    /// Those of PostgreSQL, raised while it is written.
     pub fn add(&mut self, removals: &[Removal]) -> Result<(), PgError> {
         let all = attempt(|| Ok((self.read(removals)?, true)));
         let taken = all.unwrap_or_else(|_| {
@@ -92,7 +93,8 @@ impl Collection {
         let mut taken = Vec::new();
         for removal in removals {
             pgrx::check_for_interrupts!();
-            // It was decoded before, and the server has crashed before the slot had moved on.
+            // The removal was collected before, and the server has crashed before the slot had
+            // moved on.
             if removal.end_lsn <= self.from {
                 continue;
             }
@@ -105,7 +107,8 @@ impl Collection {
             let found = self.memory.run(|| dead.at(table, file, place))?;
             if let Some((hash, row)) = found {
                 let own = (removal.timestamp, 0);
-                // What a transaction has added and taken out itself nobody else has seen.
+                // No other transaction has seen a row that one transaction has both inserted and
+                // deleted.
                 if row != Some(own) {
                     taken.push(TakenRow {
                         hash,
@@ -122,7 +125,7 @@ impl Collection {
     /// All of it is written.
     ///
     /// # Errors
-    /// Whatever SPI says.
+    /// Those of SPI.
     pub fn end(self) -> Result<(), PgError> {
         if self.up_to == self.from {
             return Ok(());

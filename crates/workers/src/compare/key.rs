@@ -20,7 +20,7 @@ pub(super) struct KeyPart {
     name: String,
     here: KeyColumn,
     there: KeyColumn,
-    /// It is compared by its text.
+    /// The column is compared by its text.
     by_text: bool,
 }
 

@@ -2,9 +2,9 @@
 //! calls `braid.compare` or `braid.repair`, which commits between the steps: neither side ever has
 //! a long transaction.
 //!
-//! What is decided (how ranges are cut, what a difference is, which side is right) is
-//! `braid_bgworker::compare`'s. A step reads a range on both sides at the same time: while this
-//! side reads one, the provider still works on the one before.
+//! `braid_bgworker::compare` decides how ranges are cut, what a difference is and which side is
+//! right. A step reads a range on both sides at the same time: while this node reads one range, the
+//! provider still works on the one before.
 //!
 //! Invariants: a row is a difference only when it was found twice, unchanged on both sides, with
 //! everything applied here in between that the provider had at the first look, and there what this
@@ -50,12 +50,12 @@ const WHOLE: usize = 20;
 /// How often it is looked whether positions are reached.
 const POLL: Duration = Duration::from_millis(50);
 
-/// What to compare, and how.
+/// A request to compare a table.
 #[derive(Debug)]
 pub struct Request {
-    /// Its provider is compared with.
+    /// The subscription whose provider is compared with this node.
     pub subscription: Subscription,
-    /// The table's OID here.
+    /// The local table's OID.
     pub relation: u32,
     /// This node.
     pub local_node: String,
@@ -67,7 +67,7 @@ pub struct Request {
     pub keys: Option<String>,
 }
 
-/// A comparison in hand.
+/// The comparison that is running.
 #[derive(Debug)]
 struct Comparison {
     id: i64,
@@ -83,12 +83,12 @@ struct Comparison {
     shown: Instant,
 }
 
-/// What is still to be read.
+/// The part of the table that is still to be read.
 #[derive(Debug)]
 enum Walk {
     Ranges {
         ranges: Ranges,
-        /// What the provider is asked for, and this side's answer.
+        /// The range that the provider is computing, and the local answer.
         asked: Option<(Range, Sum)>,
     },
     /// In the order of one side, behind a key.
@@ -99,8 +99,8 @@ enum Walk {
     Done,
 }
 
-/// Rows that differed when they were looked at, and what each side has to come past before they are
-/// looked at again.
+/// Rows that differed when they were read, and the position that each side has to reach before they
+/// are read again.
 #[derive(Debug)]
 struct Round {
     looks: u32,
@@ -118,7 +118,7 @@ struct Position {
     time: String,
 }
 
-/// What is shown of a comparison.
+/// The counts that views show of a comparison.
 #[derive(Debug, Default, Clone)]
 struct Counts {
     phase: &'static str,
@@ -131,7 +131,7 @@ struct Counts {
 }
 
 thread_local! {
-    /// The comparison of the CALL in hand. An error drops it, and with it the connection.
+    /// The comparison of the running CALL. An error drops it, and with it the connection.
     static COMPARISON: RefCell<Option<Comparison>> = const { RefCell::new(None) };
 }
 
@@ -273,7 +273,8 @@ impl Comparison {
         }
     }
 
-    /// Read the next range here, while the provider is busy with the one before; then compare that.
+    /// Reads the next range on this node while the provider computes the one before; then compares
+    /// the one before.
     fn read_range(&mut self) -> Result<u64, PgError> {
         let Walk::Ranges { ranges, .. } = &mut self.walk else {
             return Ok(0);
@@ -380,7 +381,7 @@ impl Comparison {
 
     /// Look at what was gathered for the first time.
     fn begin_round(&mut self) -> Result<(), PgError> {
-        // What the provider still works on comes first.
+        // The range that the provider still computes comes first.
         self.answer()?;
         let keys = std::mem::take(&mut self.gathered);
         self.counts.looked_at += keys.len() as u64;
@@ -404,7 +405,7 @@ impl Comparison {
             .collect())
     }
 
-    /// Look at these again when each side has come past what the other has written by now.
+    /// Reads these rows again once each side has replicated what the other has written by now.
     fn wait_for(&mut self, looks: u32, rows: Vec<(Key, Sight)>) -> Result<(), PgError> {
         if rows.is_empty() {
             return Ok(());
@@ -491,7 +492,7 @@ impl Comparison {
         {
             return Ok(false);
         }
-        // What a third node has written goes its own way to each of the two.
+        // Changes of a third node reach each of the two sides separately.
         for (node, time) in self.thirds(round, |sight| sight.there.as_ref()) {
             let sql = third_sql(&node, time, &round.here.time);
             if query(&sql, &[]).get(0, 0) == Some("f") {

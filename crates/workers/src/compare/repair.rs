@@ -2,9 +2,9 @@
 //! the version that it has at the provider. Run by the session that calls `braid.repair`, which
 //! commits after each step.
 //!
-//! A step is rows of one version, as a commit has one origin and one timestamp. The provider is
-//! asked first; then each row here is locked and must still be what was compared. Whatever the
-//! provider commits after it was asked comes by the subscription, later than this.
+//! A step repairs rows of one version, as a commit has one origin and one timestamp. The provider
+//! is asked first. Then each local row is locked, and must still be as it was compared.
+//! Transactions that the provider commits afterwards arrive later by the subscription.
 
 use std::cell::RefCell;
 
@@ -34,16 +34,16 @@ const SOURCE: &str = "braid/repair";
 const KEPT_BY_TRIGGER: &str = "a trigger of the table kept it";
 const DELETED: &str = "deleted here later: to be repaired at the provider";
 
-/// What to repair, and how.
+/// A request to repair a table.
 #[derive(Debug)]
 pub struct Repairing {
-    /// From its provider.
+    /// The subscription from whose provider rows are taken.
     pub subscription: Subscription,
-    /// The table's OID here.
+    /// The local table's OID.
     pub relation: u32,
     /// This node.
     pub local_node: String,
-    /// Who is right.
+    /// The side that is right.
     pub side: Side,
     /// Only differences of rows with these keys: a jsonb array of objects.
     pub keys: Option<String>,
@@ -80,7 +80,7 @@ struct State {
 }
 
 thread_local! {
-    /// The repair of the CALL in hand. It stays when a step fails, as the next one may go on.
+    /// The repair of the running CALL. It stays if a step fails, as the next step may go on.
     static REPAIR: RefCell<Option<State>> = const { RefCell::new(None) };
 }
 
@@ -129,7 +129,7 @@ pub fn start_repair(request: Repairing, mut connection: Connection) -> Result<i6
     Ok(id)
 }
 
-/// What is to be mended, by version.
+/// The differences that are to be repaired, grouped by version.
 fn groups(table: &Table, comparison: &str, keys: Option<&str>) -> Vec<Group> {
     let columns: Vec<String> = (1..=table.key.len())
         .map(|place| format!("d.key_values[{place}]"))
@@ -238,7 +238,7 @@ impl State {
         };
         self.lock_table()?;
         let version = if group.is_deletion {
-            // Whatever comes under the key later is newer than this.
+            // A later change of the key is newer than this.
             Some((
                 clock(&mut self.connection)?,
                 self.request.subscription.provider.clone(),
@@ -332,9 +332,9 @@ impl State {
         with_settings(&role, || Ok(self.table.run_here(sql)))
     }
 
-    /// Write a row that is not here, unless it was deleted here later than its version says.
-    /// Deletions are known by the row as it is stored, in whichever partition: so it is written
-    /// first, and taken back, also when it is only to be said what would be done.
+    /// Inserts a row that is missing on this node, unless it was deleted locally later than its
+    /// version says. A deletion is identified by the row as it is stored, in whichever partition.
+    /// So the row is inserted first and rolled back again if needed, also in a dry run.
     fn insert(
         &self,
         values: &[Option<String>],
@@ -355,7 +355,7 @@ impl State {
                 Side::Newest => self.deletion(relation.into(), place)?,
                 Side::Provider => None,
             };
-            // Who has no version is older than whatever is remembered.
+            // A row without a version is older than any recorded deletion.
             let is_newer =
                 |deleted: &_| theirs.is_none_or(|theirs| as_version(deleted) > as_version(theirs));
             if deleted.as_ref().is_some_and(is_newer) {

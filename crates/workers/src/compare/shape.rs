@@ -1,4 +1,4 @@
-//! What two sides of a table have in common: columns, a unique key, how each side orders that key,
+//! The parts that two sides of a table share: columns, a unique key, how each side orders that key,
 //! and a hash of rows that both compute alike. Run by the session that compares.
 
 use braid_bgworker::copy_query::Published;
@@ -93,7 +93,7 @@ fn quoted(columns: &[String]) -> Vec<String> {
     columns.iter().map(|name| quote_identifier(name)).collect()
 }
 
-/// What is published, exists here and is not computed here.
+/// Returns the published columns that exist locally and are not generated locally.
 pub(super) fn common_columns(there: &Published, oid: &str) -> (Vec<Column>, Vec<String>) {
     let here = catalog::query(
         "select a.attname, case when b.oid in (20, 21, 23, 700, 701, 1700) then 'n' when b.oid = 16 then 'b' \
@@ -162,7 +162,7 @@ fn remote_oid(namespace: &str, name: &str) -> String {
     )
 }
 
-/// What is known of how the sides order a key.
+/// How the two sides order a key.
 pub(super) struct Orders {
     /// Both order it alike, as far as that is known.
     pub(super) alike: bool,

@@ -1,5 +1,5 @@
-//! What is kept of comparisons and repairs, and the positions they wait for. Run by the session
-//! that compares, as the extension's owner.
+//! Stores comparisons and repairs, and the positions that they wait for. Run by the session that
+//! compares, as the extension's owner.
 
 use braid_bgworker::compare::{Key, Seen, Sight};
 use braid_bgworker::sqlstate::SqlState;
@@ -10,8 +10,8 @@ use braid_postgres::error::PgError;
 use super::table::{Row, Table, array};
 use super::{Counts, Request};
 
-/// Note a comparison down. What was found for the table before goes, unless somebody is still at
-/// it.
+/// Records a comparison. Earlier results for the table are deleted, unless a session still works on
+/// them.
 pub fn begin(request: &Request, table: &Table) -> Result<i64, PgError> {
     let relation = request.relation.to_string();
     let subscription = request.subscription.name.as_str();
@@ -187,8 +187,8 @@ fn differing_columns(
     Some(array(&names))
 }
 
-/// The key in the words of the row that is here, else of the provider's: both may write equal
-/// values differently.
+/// The key as the local row writes it, else as the provider's row does: both may write equal values
+/// differently.
 fn key_of(table: &Table, key: &Key, row: Option<&Vec<Option<String>>>) -> String {
     let values: Vec<Option<String>> = table
         .key
@@ -206,7 +206,7 @@ fn key_of(table: &Table, key: &Key, row: Option<&Vec<Option<String>>>) -> String
     array(&values)
 }
 
-/// Write a difference down. False when it is there already, under a key that is written
+/// Records a difference. Returns false if it is recorded already, under a key that is written
 /// differently.
 pub fn keep(
     id: i64,

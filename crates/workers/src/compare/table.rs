@@ -1,15 +1,15 @@
-//! What is compared of a table, and the SQL that reads it, the same on both sides. Run by the
-//! session that compares.
+//! The part of a table that is compared, and the SQL that reads it, the same on both sides. Run by
+//! the session that compares.
 //!
-//! Rows are hashed as text, under settings that both sides share: the published columns that exist
-//! here, in the provider's order. Rows are found by a unique key that both sides have. Where both
-//! order that key alike, ranges of it are compared. Where they are known not to (another collation,
-//! or another version of it), each side is walked in its own order and the other is asked for the
-//! same keys.
+//! Rows are hashed as text, under settings that both sides share. Compared are the published
+//! columns that exist locally, in the provider's order. Rows are found by a unique key that both
+//! sides have. If both order that key alike, ranges of it are compared. If they are known not to
+//! (another collation, or another version of it), each side is read in its own order and the other
+//! is asked for the same keys.
 //!
-//! Should the orders differ all the same, ranges only cost more: one starts where the last one
-//! ends, from the first key to the last, so each row is in one of them in any order; and a row that
-//! is in different ranges of the two sides is looked for by its key.
+//! If the orders differ nevertheless, ranges only cost more. Each range starts at the end of the
+//! one before, from the first key to the last, so each row is in exactly one range in any order. A
+//! row that is in different ranges of the two sides is looked up by its key.
 
 use braid_apply::row_version;
 use braid_bgworker::compare::{Key, LISTED, Range, Seen, Sum};
@@ -53,14 +53,14 @@ pub const SETTINGS: [(&str, &str); 11] = [
 /// A column that is compared.
 #[derive(Debug, Clone)]
 pub struct Column {
-    /// Its name.
+    /// The column's name.
     pub name: String,
     /// How it is shown in JSON: `n` as a number, `b` as a boolean, `j` as it is, anything else as
     /// text.
     pub shown: String,
 }
 
-/// Which side.
+/// A side of the comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum At {
     /// This node.
@@ -69,13 +69,13 @@ pub enum At {
     There,
 }
 
-/// What is seen of a row, and the texts of its columns.
+/// A row as it was seen, and the texts of its columns.
 pub type Row = (Seen, Vec<Option<String>>);
 
 /// A table that is compared.
 #[derive(Debug, Clone)]
 pub struct Table {
-    /// Its owner here, with whose rights it is read and written.
+    /// The local table's owner, with whose rights it is read and written.
     owner: pg_sys::Oid,
     /// Schema-qualified, quoted.
     qualified: String,
@@ -85,11 +85,11 @@ pub struct Table {
     parts: Vec<KeyPart>,
     /// All that is compared, the key's among them.
     pub columns: Vec<Column>,
-    /// Published columns that are not here, and so not compared.
+    /// Published columns that do not exist locally, and are not compared.
     pub missing: Vec<String>,
     /// Both sides order the key alike.
     pub ordered: bool,
-    /// The table in FROM, here and there.
+    /// The table in FROM, local and at the provider.
     tables: [String; 2],
     /// True for the rows that are published.
     filter: String,
@@ -217,7 +217,7 @@ impl Table {
         }
     }
 
-    /// Runs SQL that reads the table at the provider, with its owner's rights there.
+    /// Runs SQL that reads the provider's table, with the rights of that table's owner.
     ///
     /// # Errors
     /// The provider's.
@@ -232,7 +232,7 @@ impl Table {
         self.as_owner.text(&self.oid_there.to_string(), sql)
     }
 
-    /// Run SQL here.
+    /// Runs SQL on this node.
     pub fn run_here(&self, sql: &str) -> Rows {
         let path = [("search_path", self.search_path.as_str())];
         let outcome: Result<Rows, PgError> = catalog::with_settings(&path, || {
@@ -419,7 +419,7 @@ impl Table {
         key::is(&self.parts, at, key)
     }
 
-    /// What one side has under each of these keys.
+    /// Returns the row of one side under each of these keys, as seen.
     ///
     /// # Errors
     /// The provider's.
@@ -436,7 +436,7 @@ impl Table {
             .collect())
     }
 
-    /// The same with the rows as they are.
+    /// Returns the row of one side under each of these keys, as seen and with its columns.
     ///
     /// # Errors
     /// The provider's.
@@ -491,10 +491,10 @@ impl Table {
         Ok(found)
     }
 
-    /// What [`Table::as_seen`] reads, [`SEEN`] columns. A row's version is not always that of the
-    /// transaction that wrote it (batches, copies), so it is asked for by the row's place: of the
-    /// provider with the row, here afterwards, since that takes more rights than the table's owner
-    /// may have.
+    /// The columns that [`Table::as_seen`] reads, [`SEEN`] of them. A row's version is not always
+    /// that of the transaction that wrote it (batches, copies), so it is read by the row's place.
+    /// The provider reads it together with the row. This node reads it afterwards, since that takes
+    /// more rights than the table's owner may have.
     fn seen(&self, at: At) -> String {
         let version = match at {
             At::There => {
@@ -523,22 +523,22 @@ impl Table {
         })
     }
 
-    /// The version of the row that is at a place here.
+    /// Returns the version of the local row at a place.
     fn version_at(&self, relation: &str, place: &str) -> Result<Option<(i64, String)>, PgError> {
         let (Ok(relation), Some(place)) = (relation.parse::<u32>(), read_place(place)) else {
             return Ok(None);
         };
         let found = with_rights(Rights::ExtensionOwner, || {
-            // The snapshot of the statement in hand may be older than the row.
+            // The snapshot of the running statement may be older than the row.
             snapshot::latest(|| row_version(relation.into(), place, self.owner))
         })?;
         Ok(found.map(|version| (version.timestamp, version.node)))
     }
 
-    /// The row here with a key, locked until the transaction ends.
+    /// Returns the local row with a key, locked until the transaction ends.
     ///
     /// # Errors
-    /// Whatever looking for its version raises.
+    /// Those of reading its version.
     pub fn lock(&self, key: &Key) -> Result<Option<Row>, PgError> {
         let columns: Vec<String> = self
             .columns
@@ -559,7 +559,7 @@ impl Table {
         Ok(Some((self.as_seen(At::Here, row)?, values)))
     }
 
-    /// Insert a row here, delete or change the one with a key.
+    /// The statements that insert a local row, and that delete or update the one with a key.
     pub fn insert_sql(&self, values: &[Option<String>]) -> String {
         let columns: Vec<String> = self
             .columns

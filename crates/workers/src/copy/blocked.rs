@@ -1,4 +1,4 @@
-//! What a copy waits for at the provider. Run by the copy workers.
+//! Finds out why a copy waits at the provider. Run by the copy workers.
 //!
 //! Example: paris is tokyo's synchronous standby, and copies table `doc` from tokyo. At tokyo T
 //! changes `doc` and commits.
@@ -18,8 +18,8 @@
 //! 2. The applier parks T at its turn (`Session::takes`, `Why::Lock`). Parking takes no lock on
 //!    `doc`, which the copy worker may have locked. T is durable at paris, and is confirmed.
 //! 3. Tokyo's commit returns, and the copy goes on.
-//! 4. Applier 0 tries T again until `doc` is copied. What of T is in the copy is left out then, as
-//!    of any other transaction.
+//! 4. Applier 0 tries T again until `doc` is copied. Then it leaves out the changes of T that are in
+//!    the copy, as with any other transaction.
 //!
 //! A lock at the provider that T has, on any published table, does the same to a question of the
 //! worker. Rejected: to leave T out and have the copy begin later, as a copy that began before
@@ -86,8 +86,8 @@ fn by_commit(subscription: &Subscription) -> String {
     subscription::commits_wait_for(&quote_literal(&subscription.name))
 }
 
-/// The provider has not applied yet what is here. A transaction there may keep it from that, whose
-/// commit waits for this subscription.
+/// Asks why the provider has not applied what this node has. A transaction at the provider may
+/// prevent it whose commit waits for this subscription.
 ///
 /// # Errors
 /// The provider's.

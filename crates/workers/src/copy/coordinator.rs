@@ -1,4 +1,5 @@
-//! Which tables are copied, by whom and when again. Run by the leader of a subscription.
+//! Decides which tables are copied, by which worker, and when a copy is tried again. Run by the
+//! leader of a subscription.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -41,9 +42,9 @@ pub struct Progress {
 /// Whether changes of a table can be applied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Readiness {
-    /// They can.
+    /// Changes can be applied.
     Ready,
-    /// It is yet to be copied.
+    /// The table is still to be copied.
     Waiting,
     /// Nothing was known of it when the states were last read, and they have changed since.
     Unknown,
@@ -202,7 +203,7 @@ impl Coordinator {
             .is_some_and(|table| table.namespace == namespace && table.name == name)
     }
 
-    /// What was read last of a table; `None`: it is not part of the subscription.
+    /// The state of a table as it was last read; `None`: the table is not part of the subscription.
     fn table(&self, table: &Entry) -> Option<&Table> {
         let name = || {
             self.names
@@ -412,7 +413,7 @@ impl Coordinator {
         let state = match text(3).as_deref() {
             Some("ready") => State::Ready,
             Some("copying") if self.is_copied(relation) => State::Copying,
-            // One that says 'copying' without a worker was given up by one that died.
+            // A table in state 'copying' without a worker was left by a worker that has died.
             _ => State::Waiting,
         };
         let error = text(4).map(|sqlstate| PgError {
@@ -540,7 +541,7 @@ impl Coordinator {
 
 struct CatalogRow {
     relation: u32,
-    /// Its OID at the provider.
+    /// The table's OID at the provider.
     number: Option<u32>,
     state: State,
     namespace: String,

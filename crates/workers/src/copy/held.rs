@@ -1,23 +1,22 @@
-//! The copy of a table of which versions don't tell what is here already, where others than the
-//! provider write to it too: a table without a key by which rows are found, one with columns that
-//! add up or are written on their own, one whose conflicts a function decides.
+//! The locked copy: copies a table that others than the provider write to as well, if versions
+//! can't tell which changes it has. That concerns keyless tables, tables with column rules, and
+//! tables whose conflicts a function resolves.
 //!
-//! So it must be known of each transaction of each node whether the copy has it.
-//! That is so at a moment when nobody writes to the table, neither here nor at the provider:
-//! positions say all. So the table is held here, from before anything is looked at until the copy
-//! is committed, and at the provider for as long as it takes to read positions and to export a
-//! snapshot:
+//! For each transaction of each node it must be known whether the copy has it. Positions answer
+//! that at a moment when neither this node nor the provider writes to the table. So the table is
+//! locked on this node from the start until the copy is committed. At the provider it is locked
+//! only while positions are read and a snapshot is exported:
 //!
-//! | step | here | there |
+//! | step | this node | provider |
 //! |---|---|---|
 //! | 1 | writers wait | |
-//! | 2 | how far each node's transactions are applied | until they are applied that far, and this node's own too |
-//! | 3 | | writers wait: how far each node's are applied, the snapshot; writers go on |
-//! | 4 | what came from those nodes goes, what was copied comes, and what is known of positions | |
+//! | 2 | reads each node's applied position | has to reach these positions, and this node's |
+//! | 3 | | writers wait; positions are read, a snapshot is exported; writers go on |
+//! | 4 | rows of those nodes are replaced by the copy; positions are stored | |
 //!
-//! So the table here is what it is there, as of those positions. Whoever applies another node's
-//! changes here leaves out what is before its position (`Route` in `apply`), having waited for the
-//! lock, and goes on from there.
+//! So the local table equals the provider's as of those positions. An applier of another node's
+//! changes waits for the lock. Then it leaves out the changes before that node's position (`Route`
+//! in `apply`).
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -39,7 +38,7 @@ use super::source::Source;
 use super::versions;
 use super::worker::Task;
 
-/// How long the provider may take to apply what is applied here.
+/// How long the provider may take to apply what this node has applied.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 /// Between two looks.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -104,16 +103,16 @@ impl Applied {
     }
 }
 
-/// What of other nodes is in a copy.
+/// How much of the other nodes' changes a copy has.
 #[derive(Debug)]
 pub struct Contents {
     /// Of the nodes but this one.
     there: Vec<Applied>,
-    /// The provider has what was written here.
+    /// The provider has applied this node's own changes.
     has_mine: bool,
 }
 
-/// Who this node is.
+/// Returns this node's id.
 fn my_id() -> Result<String, PgError> {
     let found = rows("select node_id::text from braid.node where is_local", &[])?;
     Ok(found
@@ -136,10 +135,10 @@ pub fn may_ask(connection: &mut Connection) -> Result<bool, PgError> {
     Ok(rows.get(0, 0) == Some("t"))
 }
 
-/// Whether a table here has rules by which changes of a row are merged.
+/// Whether a local table has rules by which changes of a row are merged.
 ///
 /// # Errors
-/// Whatever PostgreSQL raises.
+/// Those of PostgreSQL.
 pub fn has_rules(table: u32) -> Result<bool, PgError> {
     let found = rows(
         "with tables as (select $1::oid as oid union select relid from pg_partition_tree($1::oid) union select relid from pg_partition_ancestors($1::oid)) \
@@ -151,7 +150,7 @@ pub fn has_rules(table: u32) -> Result<bool, PgError> {
     Ok(!found.is_empty())
 }
 
-/// The same of the provider, where rules may be that are still to be set here.
+/// Whether the provider's table has such rules. They may not be set on this node yet.
 ///
 /// # Errors
 /// The provider's.
@@ -173,13 +172,13 @@ pub fn warn() {
     .warn();
 }
 
-/// Wait until the provider has applied what is here: of this node's own, and of each other node
-/// that both hear of. That is all of the table while it is locked against writers here, by the
-/// transaction in hand, and almost all before; `there` is its OID at the provider. Returns a
-/// connection to it.
+/// Waits until the provider has applied what this node has: changes of this node's own, and of each
+/// other node that both receive from. If the current transaction has locked the local table against
+/// writers, those are all its changes, else almost all. `there` is its OID at the provider. Returns
+/// a connection to it.
 ///
 /// # Errors
-/// The provider's; 40001 where it takes too long.
+/// The provider's; 40001 if it takes too long.
 pub fn await_provider(
     task: &Task,
     subscription: &Subscription,
@@ -225,11 +224,11 @@ pub fn await_provider(
     Ok(connection)
 }
 
-/// Copy the table as it is at a moment when nobody writes to it. It is locked against writers here,
-/// by the transaction in hand; `published` is of the same table, as of an earlier time.
+/// Copies the table as it is at a moment when no session writes to it. The current transaction has
+/// locked the local table against writers. `published` is of the same table, read earlier.
 ///
 /// # Errors
-/// The provider's; 40001 where it has not yet what is here, or is in the middle of something.
+/// The provider's; 40001 if it has not applied yet what this node has, or is copying or splitting.
 pub fn take(
     task: &Task,
     subscription: &Subscription,
@@ -248,7 +247,7 @@ pub fn take(
             PgError::new(SqlState::SerializationFailure, "the table is written to at the provider by a transaction that does not end")
                 .with_hint("A transaction that is prepared there counts, too. The table is copied again by itself.")
         })?;
-    // What sessions there have taken out is to be seen under the snapshot.
+    // Rows that the provider's sessions have deleted must be visible under the snapshot.
     let found = there.query("select pg_current_wal_insert_lsn()")?;
     let lsn = found.get(0, 0).and_then(parse_lsn).unwrap_or(0);
     versions::wait_for_collector(&mut there, lsn)?;
@@ -262,7 +261,8 @@ pub fn take(
         ));
     };
     let mut positions = applied_there(&mut there, published.oid)?;
-    // What is set aside without the table is passed by the position, so it is asked for after that.
+    // A transaction that is parked without the table is before the position, so parked ones are
+    // read after the positions.
     let later = applied_there(&mut there, published.oid)?;
     for node in &mut positions {
         if let Some(same) = later.iter().find(|same| same.node_id == node.node_id) {
@@ -298,7 +298,7 @@ pub fn take(
     Ok((contents, source))
 }
 
-/// How far other nodes' transactions are applied here.
+/// How far other nodes' transactions are applied on this node.
 fn applied_here(task: &Task) -> Result<Vec<Applied>, PgError> {
     let found = rows(
         &format!(
@@ -348,10 +348,11 @@ fn late(
 }
 
 impl Contents {
-    /// Remove what the copy brings once more, or has seen leave. With `all`, that is all rows.
+    /// Removes the rows that the copy replaces, or whose deletion it includes. With `all`, all
+    /// rows.
     ///
     /// # Errors
-    /// Whatever PostgreSQL raises; 40001 where the provider does not have this node's.
+    /// Those of PostgreSQL; 40001 if the provider does not have this node's changes.
     pub fn make_room(&self, target: &Target, all: bool) -> Result<(), PgError> {
         if all && !self.has_mine {
             return Err(PgError::new(
@@ -371,9 +372,9 @@ impl Contents {
         for leaf in target.leaves()? {
             meanwhile::remove_from(leaf, (!self.has_mine).then_some(&origins))?;
         }
-        // What the provider knows of them comes along with the rows. Of this node's own, too, if it
-        // has them, so nothing of that may be written here later. Where nothing is collected there
-        // is nothing to wait for.
+        // The provider's records of deleted rows come with the copy. If the provider has this
+        // node's changes, this includes this node's own deletions, so the local collector must not
+        // add them later. If nothing is collected, there is nothing to wait for.
         let collects = !all || registry::remembers_deletions();
         if self.has_mine && collects && !waiting::wait_past(braid_postgres::catalog::flush_all()) {
             return Err(PgError::new(
@@ -398,7 +399,7 @@ impl Contents {
     /// Remember how much of other nodes the table has, in the transaction that fills it.
     ///
     /// # Errors
-    /// Whatever PostgreSQL raises.
+    /// Those of PostgreSQL.
     pub fn remember(&self, task: &Task) -> Result<(), PgError> {
         // Two subscriptions of the provider's may have the table from one node: what both have has
         // surely come.

@@ -23,23 +23,23 @@ use pgrx::pg_sys;
 use super::feed::{self, Copied};
 use super::source::Source;
 
-/// Where rows wait that are merged with those that are here.
+/// The table where copied rows wait until they are merged with the local ones.
 const STAGING: &str = "pg_temp.braid_copied";
-/// How long those who lock rows are waited for.
+/// Time limit of a wait for sessions that have locked rows.
 const LOCKERS_TIMEOUT: &str = "2s";
 /// A local table, locked.
 #[derive(Debug)]
 pub struct Target {
     oid: pg_sys::Oid,
-    /// Its schema.
+    /// The table's schema.
     pub namespace: String,
-    /// Its name.
+    /// The table's name.
     pub name: String,
     owner: pg_sys::Oid,
     partitioned: bool,
 }
 
-/// What a table is locked for.
+/// Why a table is locked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
     /// To find out that it is empty while nobody writes.
@@ -50,22 +50,22 @@ pub enum Purpose {
     Truncate,
 }
 
-/// What is in the table that is to be filled.
+/// The contents of the table that is to be filled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Filling {
-    /// Nothing; what others write meanwhile has other keys, or is an error.
+    /// No rows. If other sessions write rows with equal keys meanwhile, that is an error.
     Empty,
-    /// Rows that go first.
+    /// Rows that are removed first.
     Truncate,
-    /// Rows that were written here since the first attempt, and stay.
+    /// Rows that were written on this node since the first attempt, and stay.
     Beside,
 }
 
-/// What came of filling a table.
+/// The result of filling a table.
 pub struct Filled {
-    /// How much it was.
+    /// Number of rows and bytes.
     pub copied: Copied,
-    /// As it was given, in its transaction.
+    /// The source that was passed in, its transaction still open.
     pub source: Source,
     /// The columns that were filled.
     pub columns: Vec<String>,
@@ -108,7 +108,7 @@ impl Target {
         Ok(target)
     }
 
-    /// Its OID.
+    /// The table's OID.
     #[must_use]
     pub fn oid(&self) -> u32 {
         self.oid.to_u32()
@@ -132,7 +132,7 @@ impl Target {
     /// Whether it has no rows, as of now.
     ///
     /// # Errors
-    /// Whatever PostgreSQL raises.
+    /// Those of PostgreSQL.
     pub fn is_empty(&self) -> Result<bool, PgError> {
         // The transaction's first snapshot is older than the lock.
         let question = format!("select 1::text from {} limit 1", self.quoted());
@@ -142,10 +142,10 @@ impl Target {
         Ok(rows.is_empty())
     }
 
-    /// That it has no rows.
+    /// Checks that the table has no rows.
     ///
     /// # Errors
-    /// 55000 when it has.
+    /// 55000 if it has.
     pub fn check_empty(&self) -> Result<(), PgError> {
         if self.is_empty()? {
             return Ok(());
@@ -175,7 +175,7 @@ impl Target {
         subscription::execute(&format!("{command} {}", self.quoted()), &[])
     }
 
-    /// That the user whom this process works as may insert what COPY writes.
+    /// Checks that this process's current user may insert what COPY writes.
     fn check_rights(&self) -> Result<(), PgError> {
         let table = Relation::open(self.oid, LockMode::None);
         let (allowed, has_policies) = braid_apply::may_insert(&table);
@@ -205,8 +205,8 @@ impl Target {
     /// Fill the table from the provider. Ends with the process's own user again.
     ///
     /// # Errors
-    /// Those of the provider and of COPY; 42703 when a published column is missing here and not
-    /// left out.
+    /// Those of the provider and of COPY; 42703 if a published column does not exist locally and is
+    /// not left out.
     pub fn fill(
         &self,
         mut source: Source,
@@ -307,11 +307,10 @@ impl Target {
         Ok(pg_sys::Oid::from(oid))
     }
 
-    /// Keep whoever writes to the table from it until the transaction ends, and wait for those who
-    /// are at it.
+    /// Locks writers out of the table until the transaction ends, and waits for the current ones.
     ///
     /// # Errors
-    /// Whatever PostgreSQL raises.
+    /// Those of PostgreSQL.
     pub fn lock_out_writers(&self) -> Result<(), PgError> {
         let command = format!("lock table {} in share row exclusive mode", self.quoted());
         subscription::execute(&command, &[])
@@ -333,7 +332,7 @@ impl Target {
     /// The tables that hold its rows.
     ///
     /// # Errors
-    /// Whatever PostgreSQL raises.
+    /// Those of PostgreSQL.
     pub fn leaves(&self) -> Result<Vec<u32>, PgError> {
         if !self.partitioned {
             return Ok(vec![self.oid.to_u32()]);
@@ -350,7 +349,7 @@ impl Target {
     /// Remove rows of one of the tables that hold them, by their places.
     ///
     /// # Errors
-    /// Whatever PostgreSQL raises.
+    /// Those of PostgreSQL.
     pub fn remove(&self, leaf: u32, places: &[String]) -> Result<(), PgError> {
         if places.is_empty() {
             return Ok(());
@@ -379,15 +378,15 @@ impl Target {
     /// Whether it has no key by which rows are found.
     ///
     /// # Errors
-    /// Whatever PostgreSQL raises.
+    /// Those of PostgreSQL.
     pub fn is_keyless(&self) -> Result<bool, PgError> {
         Ok(self.identity()?.is_none())
     }
 
-    /// Merge once more, when rows have left of which there were others. How many came.
+    /// Merges once more, after blocking rows were removed. Returns the number of rows added.
     ///
     /// # Errors
-    /// Whatever PostgreSQL raises.
+    /// Those of PostgreSQL.
     pub fn merge_again(&self, columns: &[String], run_as: Option<u32>) -> Result<u64, PgError> {
         let mut user = UserSwitch::default();
         user.work_as(run_as.map_or(self.owner, pg_sys::Oid::from));
@@ -396,11 +395,11 @@ impl Target {
         Ok(rows)
     }
 
-    /// Keys of rows that were to be merged and are not here: names and values of their columns. One
-    /// more than `most` at the most.
+    /// Returns the keys of rows that were to be merged and are not in the local table: names and
+    /// values of their columns. At most `most` + 1 of them.
     ///
     /// # Errors
-    /// Whatever PostgreSQL raises.
+    /// Those of PostgreSQL.
     pub fn missing_keys(&self, most: usize) -> Result<Vec<Vec<(String, String)>>, PgError> {
         let Some(names) = self.identity()? else {
             return Ok(Vec::new());
@@ -433,7 +432,7 @@ impl Target {
     /// none.
     ///
     /// # Errors
-    /// Whatever PostgreSQL raises.
+    /// Those of PostgreSQL.
     pub fn rows_kept_out(&self) -> Result<Option<PgError>, PgError> {
         let Some(names) = self.identity()? else {
             return Ok(None);
@@ -518,7 +517,7 @@ impl Target {
     /// Rows whose keys are here already are left to the changes that follow, which made them what
     /// they are at the provider.
     fn merge(&self, columns: &[String]) -> Result<u64, PgError> {
-        // Rows without columns were not put aside.
+        // Rows without columns were not staged.
         if columns.is_empty() {
             return Ok(0);
         }
@@ -538,9 +537,9 @@ impl Target {
         .map(|rows| u64::try_from(rows).unwrap_or(0))
     }
 
-    /// The published columns that are filled, and their names here, in the server's encoding, for
-    /// COPY. Columns that are generated here are left out. Columns that are missing here are an
-    /// error, or left out and written down.
+    /// Returns the published columns that are filled, and their local names in the server's
+    /// encoding, for COPY. Columns that are generated locally are left out. Columns that do not
+    /// exist locally are an error, or are left out and recorded.
     fn map_columns(
         &self,
         published: &Published,

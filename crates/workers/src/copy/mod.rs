@@ -7,12 +7,12 @@
 //! after that, under a snapshot that its worker takes, at a later position.
 //!
 //! Invariants: a table's rows, its state `ready` and the position of the snapshot are one commit,
-//! so a copy happens once, whatever dies and whenever; two workers never copy the same table (each
-//! holds a lock that stands for it); what a copy writes carries the origin `COPIED`, so it is
-//! neither sent on nor taken for a change made here.
+//! so a copy happens exactly once, whichever process dies. Two workers never copy the same table:
+//! each holds a lock for it. A copy's commit carries the origin `COPIED`, so its rows are neither
+//! forwarded nor taken for local changes.
 //!
-//! Not for: changes of rows. Whoever applies them leaves out those of transactions before a table's
-//! position, and holds back those that come while it is not ready.
+//! Not for: changes of rows. Appliers leave out the changes of transactions before a table's
+//! position, and hold back those that arrive while it is not ready.
 
 mod blocked;
 mod coordinator;
@@ -66,7 +66,7 @@ pub(crate) fn look_into(relation: u32) -> Result<(bool, bool), PgError> {
 /// Whether other nodes, or sources, send changes besides a subscription.
 ///
 /// # Errors
-/// Whatever reading the catalog raises.
+/// Those of reading the catalog.
 pub(crate) fn others_write(subscription: u32) -> Result<bool, PgError> {
     versions::others_write(subscription)
 }
@@ -76,7 +76,7 @@ pub(crate) fn others_write(subscription: u32) -> Result<bool, PgError> {
 fn is_permanent(error: &PgError, disable_on_error: bool) -> bool {
     let sqlstate = error.sqlstate;
     let (here, there) = (policy::for_apply(sqlstate), policy::for_provider(sqlstate));
-    // What arrived broken was sent broken.
+    // A message that arrived malformed was sent malformed.
     if sqlstate == SqlState::ProtocolViolation {
         return true;
     }

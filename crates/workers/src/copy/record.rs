@@ -1,5 +1,5 @@
-//! What the catalog has of a table's copy (`braid.subscription_table`): how it begins, how far it
-//! is, what came of it. Run by the copy workers.
+//! Reads and writes the catalog's row of a table's copy (`braid.subscription_table`): beginning,
+//! progress, outcome. Run by the copy workers.
 
 use braid_bgworker::copy_query::Published;
 use braid_bgworker::policy;
@@ -16,23 +16,23 @@ use super::load::{Purpose, Target};
 use super::worker::{LOCK_ATTEMPTS, LOCK_TIMEOUT, Task};
 use super::{is_permanent, try_lock};
 
-/// What the catalog says of a copy that begins.
+/// The catalog's row of a copy that begins.
 pub(super) struct Start {
     pub(super) subscription: Subscription,
     pub(super) namespace: String,
     pub(super) name: String,
     pub(super) truncate: bool,
-    /// The table was empty at this time; what was written here since then belongs in it. `None`: it
-    /// is emptied by the copy.
+    /// The table was empty at this time; rows that were written locally since then stay. `None`:
+    /// the copy empties the table.
     pub(super) began_at: Option<String>,
     /// Position of the first attempt; `None`: this is the first.
     pub(super) first_lsn: Option<u64>,
-    /// It need not be copied where that would have to wait for whoever writes here.
+    /// The table need not be copied if the copy would have to wait for local writers.
     pub(super) unless_filled: bool,
-    /// The provider's rows replace those that are here: this node joins a group with its rows, and
-    /// the provider has taken them over.
+    /// The provider's rows replace the local ones: this node joins a group with its rows, and the
+    /// provider has taken them over.
     pub(super) replaces: bool,
-    /// It has taken the place of a table of the same name, to which this node may have written.
+    /// The table has replaced one of the same name, to which this node may have written.
     pub(super) made_anew: bool,
 }
 
@@ -82,8 +82,8 @@ pub(super) fn begin(task: &Task, before: Option<&str>) -> Result<Option<Start>, 
         replaces: !truncate && !unless_filled && subscription::joins_with_rows()?,
         made_anew: text(5).as_deref() == Some("true"),
     };
-    // Rows that were written here since the copy began keep their place in the table through
-    // failures. But whoever mended the last one may have emptied it: then all rows are to be
+    // Rows that were written locally since the copy began stay in the table through failures. But a
+    // user who repaired the last failure may have emptied the table: then all rows are to be
     // copied.
     let may_be_emptied = text(4)
         .is_some_and(|sqlstate| is_permanent(&PgError::new(SqlState::parse(&sqlstate), ""), false));
@@ -157,7 +157,7 @@ pub(super) fn record_plan(
     .map(|_| ())
 }
 
-/// What a table was filled from.
+/// The snapshot from which a table was filled.
 pub(super) struct From<'a> {
     /// OID of the provider's table.
     pub(super) relation: u32,
@@ -165,7 +165,7 @@ pub(super) struct From<'a> {
     pub(super) copied_lsn: u64,
     /// Changes of transactions that committed from here on are applied.
     pub(super) copy_lsn: u64,
-    /// `None`: that of the first attempt stays.
+    /// `None`: the snapshot of the first attempt stays.
     pub(super) snapshot: Option<&'a str>,
 }
 
@@ -191,7 +191,7 @@ pub(super) fn finish(task: &Task, from: &From<'_>, copied: Copied) -> Result<(),
         &arguments,
     )?;
     if made == 1 {
-        // What an earlier copy had is of no concern any more.
+        // The positions of an earlier copy do not count any more.
         subscription::execute_counting(
             "delete from braid.copied_position where relation = $1::oid",
             &[i64::from(task.relation).into()],
@@ -218,7 +218,7 @@ pub(super) fn leave_as_it_is(task: &Task) -> Result<(), PgError> {
     Ok(())
 }
 
-/// Those that have a transaction in hand look again from which position on the table's changes
+/// Has appliers with a current transaction read again from which position on the table's changes
 /// count.
 fn tell_appliers(task: &Task) {
     relation::invalidate(task.relation);

@@ -23,7 +23,7 @@ pub struct Source {
     pub connection: Connection,
     /// Transactions whose commit lies before this are seen, later ones not.
     pub lsn: u64,
-    /// The same, as the text of a `pg_snapshot`.
+    /// The snapshot as the text of a `pg_snapshot`.
     pub snapshot: String,
     as_owner: AsOwner,
 }
@@ -105,11 +105,11 @@ impl Source {
         })
     }
 
-    /// What the subscription's publications publish of a table, without this node's own rows; of a
-    /// routed table, the rows that belong to this node, `node`.
+    /// Returns what the subscription's publications publish of a table, without this node's own
+    /// rows. If the table is routed, these are the rows that belong to this node, `node`.
     ///
     /// # Errors
-    /// The provider's; 42P01 when none publishes it; 0A000 when they differ in columns.
+    /// The provider's; 42P01 if none publishes the table; 0A000 if they differ in columns.
     pub fn published(
         &mut self,
         publications: &[String],
@@ -130,7 +130,7 @@ impl Source {
         )
     }
 
-    /// Lets the rows come. [`Source::finish`] ends that once all are there.
+    /// Starts the COPY of the rows. [`Source::finish`] ends it once all rows have arrived.
     ///
     /// # Errors
     /// The provider's, with a hint.
@@ -139,8 +139,8 @@ impl Source {
         self.start_copy(published, &command).map_err(unreadable)
     }
 
-    /// Starts a COPY that reads the table, as its owner. [`Source::finish`] ends that once all rows
-    /// are there.
+    /// Starts a COPY that reads the table, as its owner. [`Source::finish`] ends it once all rows
+    /// have arrived.
     ///
     /// # Errors
     /// The provider's.
@@ -204,11 +204,11 @@ fn connect(subscription: &Subscription, mode: Mode) -> Result<Connection, PgErro
     Ok(connection)
 }
 
-/// What publications publish of a table, without the rows that are `own`; of a routed table, the
-/// rows that belong to a node.
+/// Returns what publications publish of a table, without the rows that are `own`. If the table is
+/// routed, these are the rows that belong to a node.
 ///
 /// # Errors
-/// As [`Source::published`].
+/// Those of [`Source::published`].
 pub(crate) fn published(
     connection: &mut Connection,
     as_owner: AsOwner,

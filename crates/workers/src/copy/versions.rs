@@ -1,12 +1,13 @@
-//! Versions that a copy brings along: those of rows that were written lately, and of deletions. A
-//! change of a third node may come here after the copy and be older than what was copied, or be
-//! seen in it already.
+//! Versions that a copy brings along: those of rows that were written recently, and of deletions. A
+//! change of a third node may arrive after the copy although it is older than the copied row, or
+//! included in it.
 //!
-//! Only as far back as such a change can be: what all other subscriptions of this node have come
-//! past, or when they were made. With no other subscription, nothing, unless this node has written
-//! to the table since its copy began: then as far back as that. Of rows that were merged, all:
-//! whoever wrote one half may go on for as long as these marks are kept, and not know of the other.
-//! Run by the copy worker, in the transaction that fills the table.
+//! The copy brings versions only as far back as such a change can reach: to the time up to which
+//! all other subscriptions of this node have replicated, or were created. With no other
+//! subscription it brings none, unless this node has written to the table since its copy began;
+//! then it reaches back to that time. Of rows with a merge marker it brings all: the writer of one
+//! half may keep writing for as long as markers are kept, without knowing of the other half. Run by
+//! the copy worker, in the transaction that fills the table.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -39,7 +40,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// The source of origins for nodes that nothing comes from.
 const SOURCE: &str = "braid/copy";
 
-/// What a copy is to bring along.
+/// How much a copy is to bring along.
 #[derive(Debug, Clone, Copy)]
 pub struct Reach {
     /// The table has no key by which rows are found.
@@ -88,8 +89,8 @@ pub fn bring_along(
     source.finish()?;
 
     if reach.is_keyless {
-        // What is to be taken out is known by the same hash everywhere, and counts once: so as of
-        // the moment of the rows.
+        // A removal is identified by the same hash on all nodes, and counts once. So removals are
+        // read as of the snapshot of the rows.
         source
             .connection
             .start_copy(&published.deletions_command(since))?;
@@ -109,7 +110,7 @@ pub fn bring_along(
     }
 
     let tables = source.connection.query(&published.tables_query())?;
-    // What is collected from here on is to be seen.
+    // Deletions that are collected from now on must be visible.
     source.commit()?;
     wait_for_collector(&mut source.connection, source.lsn)?;
     source
@@ -143,10 +144,10 @@ pub fn bring_along(
     Ok(Some(reaches))
 }
 
-/// Whether changes of others than the provider come here.
+/// Whether others than the provider send changes to this node.
 ///
 /// # Errors
-/// Whatever PostgreSQL raises.
+/// Those of PostgreSQL.
 pub fn others_write(subscription: u32) -> Result<bool, PgError> {
     Ok(since(subscription)?.is_some())
 }
@@ -166,7 +167,7 @@ fn join_began() -> Result<Option<i64>, PgError> {
     Ok(began.map(|began| began.saturating_sub(MARGIN_MICROS)))
 }
 
-/// When the table was empty here, and its copy began (microseconds since 1970-01-01 UTC).
+/// When the local table was empty and its copy began (microseconds since 1970-01-01 UTC).
 fn began(task: &Task) -> Result<Option<i64>, PgError> {
     let found = rows(
         "select floor(extract(epoch from copy_began_at) * 1000000)::bigint::text from braid.subscription_table \
@@ -261,9 +262,9 @@ pub fn wait_for_collector(connection: &mut Connection, lsn: u64) -> Result<(), P
     }
 }
 
-/// What the copy has brought of a row.
+/// A version that the copy has brought: of a row, or of a deletion.
 struct Brought {
-    /// By the hash that stands for the one there.
+    /// Under the local hash that stands for the provider's.
     row: Tombstone,
     hash_there: u64,
     merged: bool,
@@ -316,7 +317,7 @@ fn receive(
     Ok(newest)
 }
 
-/// The same of what was taken out where rows have no key.
+/// Receives the rows that were removed from a keyless table, and stores them.
 fn receive_taken_rows(task: &Task, source: &mut Source, nodes: &mut Nodes) -> Result<(), PgError> {
     let mut piece = Vec::with_capacity(PIECE);
     while let Some(message) = source.connection.copy_data()? {
@@ -350,7 +351,8 @@ fn receive_taken_rows(task: &Task, source: &mut Source, nodes: &mut Nodes) -> Re
     taken_row::store(&piece)
 }
 
-/// The same of who wrote which columns. Of those that are not here nothing is to be known.
+/// Receives which node wrote which columns, and stores it. Columns that do not exist locally are
+/// ignored.
 fn receive_columns(task: &Task, source: &mut Source, nodes: &mut Nodes) -> Result<i64, PgError> {
     let numbers: HashMap<String, i16> = rows(
         "select encode(convert_to(attname::text, 'UTF8'), 'hex'), attnum::text from pg_attribute where attrelid = $1::oid and attnum > 0 and not attisdropped",

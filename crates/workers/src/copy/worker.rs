@@ -26,7 +26,7 @@ use super::record::{From, Start, begin, finish, key, leave_as_it_is, record_fail
 use super::source::{GONE, Source};
 use super::{held, is_permanent, try_lock, versions};
 
-/// What a worker is to do.
+/// The task of a copy worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Task {
     /// Of the subscription.
@@ -46,9 +46,8 @@ pub struct Task {
 const UNTIL_THEY_MEET: u32 = 6;
 /// Rows that are kept out and may come with the changes that follow.
 const MET_AT_A_TIME: usize = 1000;
-/// A table that need not be copied waits so often, and for so long, for those who write to it here:
-/// their commits may wait for the very changes that wait for the copy
-/// (`synchronous_standby_names`).
+/// A table that need not be copied waits this often, and this long, for its local writers: their
+/// commits may wait for the very changes that wait for the copy (`synchronous_standby_names`).
 pub(super) const LOCK_ATTEMPTS: u32 = 2;
 pub(super) const LOCK_TIMEOUT: &str = "2s";
 
@@ -114,8 +113,8 @@ pub fn worker_main(argument: pg_sys::Datum) {
     }
 }
 
-/// What makes text forms, triggers and names independent of this server's settings, as the
-/// provider's side does.
+/// Makes text forms, triggers and names independent of this server's settings. The provider's side
+/// does the same.
 fn pin_settings() {
     for (name, value) in [
         ("session_replication_role", "replica"),
@@ -161,7 +160,7 @@ fn run(task: &Task) -> Result<(), PgError> {
     if start.made_anew || has_own {
         await_own(task, &start, node.as_deref().unwrap_or_default())?;
     }
-    // One that is emptied is copied as it is once the provider has what was written here.
+    // A table that is emptied is copied only once the provider has what was written to it locally.
     let mut source = if start.truncate {
         Source::look(&start.subscription)?
     } else {
@@ -173,7 +172,7 @@ fn run(task: &Task) -> Result<(), PgError> {
     let publications = &start.subscription.options.publications;
     let published = source.published(publications, &start.namespace, &start.name, since, &node);
     let mut published = match published {
-        // Nothing is there to be copied. Changes that were made before it was dropped come.
+        // No table is there to be copied. Changes from before it was dropped arrive by the stream.
         Err(failure) if failure.message == GONE => {
             pgrx::log!(
                 "{}: the table is not at the provider any more, and not copied",
@@ -194,7 +193,7 @@ fn run(task: &Task) -> Result<(), PgError> {
     // needs no set-up.
     session_origin::set(COPIED);
     if is_held {
-        // What the provider has of this node replaces what is here.
+        // The provider's copy of this node's rows replaces the local ones.
         published.own = None;
     }
     if is_held || (start.truncate && may_ask) {
@@ -286,19 +285,19 @@ fn await_own(task: &Task, start: &Start, node: &str) -> Result<(), PgError> {
     }
 }
 
-/// What is known of the copy before the table is filled.
+/// Facts about a copy, read before the table is filled.
 struct Plan<'a> {
     start: &'a Start,
     published: &'a Published,
     counters: Option<&'static TableEntry>,
-    /// The connecting role may ask the provider how far it has applied what is here.
+    /// The connecting role may ask the provider how far it has applied this node's changes.
     may_ask: bool,
-    /// The table is held while positions are read ([`held`]).
+    /// The table is locked while positions are read ([`held`]).
     is_held: bool,
 }
 
-/// Whether the table has to be held for its copy: others than the provider write to it, and what of
-/// that is in the copy is not told by versions.
+/// Whether the table has to be locked for its copy: others than the provider write to it, and
+/// versions do not say which of their changes are in the copy.
 fn is_held(
     task: &Task,
     start: &Start,
@@ -306,7 +305,7 @@ fn is_held(
     source: &mut Source,
     may_ask: bool,
 ) -> Result<bool, PgError> {
-    // One that joins with its first change has all of them in the stream.
+    // If the table joins with its first change, all its changes are in the stream.
     if start.unless_filled {
         return Ok(false);
     }
@@ -340,8 +339,8 @@ fn is_held(
     Ok(wanted && may_ask)
 }
 
-/// Fill the table, and make it ready. What it was filled beside is put into `filled` as soon as
-/// that is known.
+/// Fills the table, and makes it ready. Sets `filled` as soon as it is known what the table
+/// contained.
 fn fill(
     task: &Task,
     plan: &Plan<'_>,
@@ -372,7 +371,7 @@ fn fill(
     } else if start.truncate {
         drop(source);
         if plan.may_ask {
-            // What was written here, and has not come there yet, would be gone with what is
+            // Local rows that have not reached the provider yet would be lost when the table is
             // emptied.
             held::await_provider(task, &start.subscription, published.oid, held::PATIENCE)?;
         }
@@ -394,7 +393,7 @@ fn fill(
         Some(first) if !target.is_empty()? => (Filling::Beside, first.min(lsn)),
         _ => (Filling::Empty, lsn),
     };
-    // Where nobody could write meanwhile, what is in the way stays there.
+    // If nobody could write meanwhile, a blocking row stays.
     filled.set((!plan.is_held).then_some(filling));
     let run_as = start
         .subscription
@@ -425,7 +424,7 @@ fn fill(
         target.lock_out_writers()?;
     }
     if filling == Filling::Beside {
-        // What was in the way of one may be gone again.
+        // A row that blocked another one may be deleted by now.
         done.copied.rows += target.merge_again(&done.columns, run_as)?;
         if let (Some(_), Some(since)) = (target.rows_kept_out()?, reaches) {
             make_room(task, &target, (since, run_as), &mut done)?;
@@ -440,7 +439,7 @@ fn fill(
     if let Some(since) = reaches.filter(|_| was_written) {
         settle(task, &target, filling, (since, run_as), &mut done)?;
     }
-    // Beside what is here, what was recorded with the first attempt's position stays.
+    // If local rows stay, the snapshot stored with the first attempt's position stays too.
     let snapshot = (plan.is_held || filling != Filling::Beside).then_some(&*snapshot);
     let from = From {
         relation: published.oid,
@@ -455,8 +454,8 @@ fn fill(
     }
 }
 
-/// Rows of the provider's are kept out by others that are here. Where the provider receives these
-/// as well, one of two such rows leaves.
+/// The error for rows of the provider that local rows keep out. If the provider receives the local
+/// rows as well, one of two such rows is deleted.
 fn kept_out(task: &Task, missing: PgError) -> PgError {
     if !is_in_the_way(missing.sqlstate) || task.failures >= UNTIL_THEY_MEET {
         return missing;
@@ -504,8 +503,8 @@ fn come_later(
     Ok(later == Some(keys.len()))
 }
 
-/// Removes rows of this node that keep others out and that the provider has told to be dead, and
-/// merges what they kept out.
+/// Removes local rows that keep others out and that the provider has announced as deleted. Then
+/// merges the rows that they kept out.
 fn make_room(
     task: &Task,
     target: &Target,
@@ -528,8 +527,8 @@ fn make_room(
     Ok(())
 }
 
-/// What other nodes' changes, and this node's, have done here while the table was filled meets what
-/// was copied: of each row the newest version stays. Nobody else writes to the table now.
+/// Compares the copied rows with changes that arrived or were made locally while the table was
+/// filled: of each row the newest version stays. No other session writes to the table now.
 fn settle(
     task: &Task,
     target: &Target,
@@ -592,7 +591,7 @@ fn begin_others(task: &Task, before: Option<&str>) -> Result<(), PgError> {
             &key(task),
         )
     })?;
-    // Whoever writes to one for long has not left it empty.
+    // If a session has been writing to a table for long, the table is not empty any more.
     worker::set("lock_timeout", "1s");
     for relation in waiting
         .iter()

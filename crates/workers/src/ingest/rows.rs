@@ -52,12 +52,12 @@ pub(crate) struct Into<'a> {
     pub(crate) subscription: &'a str,
 }
 
-/// Decides about each of the rows, and writes those that win, in the transaction in hand. The rows
-/// are ordered by node, then by time.
+/// Decides about each of the rows, and writes the winning ones, in the current transaction. The
+/// rows are ordered by node, then by time.
 ///
 /// # Errors
-/// What applying a subscription's change would say; 40001 where it is to be tried again. The
-/// transaction is to be rolled back.
+/// The errors of applying a subscription's change; 40001 if it is to be tried again. After an error
+/// the transaction must be rolled back.
 pub(crate) fn decide(into: &Into<'_>, incoming: &[Incoming]) -> Result<(), PgError> {
     if let Some(left) = SESSION.take() {
         left.discard();

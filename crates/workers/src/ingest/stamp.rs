@@ -1,8 +1,8 @@
-//! The mark of the origin on the transaction in hand, and the versions of what it wrote: kept up to
-//! its commit, taken back with a savepoint or the whole.
+//! The replication origin of the current transaction, and the versions of the rows that it wrote.
+//! Both are kept until its commit, and discarded with a savepoint or the whole transaction.
 //!
-//! The versions are written down just before the commit, as only then it is known which timestamp
-//! is the newest. They are kept by the subtransaction that wrote the rows, whose id the rows carry.
+//! The versions are stored just before the commit, as only then it is known which timestamp is the
+//! newest. They are kept per subtransaction that wrote the rows, as rows carry its id.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,7 +24,7 @@ thread_local! {
     static PIECES: RefCell<Vec<Piece>> = const { RefCell::new(Vec::new()) };
 }
 
-/// What one call wrote.
+/// The writes of one call.
 #[derive(Debug)]
 struct Piece {
     subtransaction: pg_sys::SubTransactionId,
@@ -45,10 +45,10 @@ pub fn mixed() -> PgError {
     .with_hint("Apply the records of each origin in a transaction of their own.")
 }
 
-/// Stamp the transaction in hand with `origin`; waits for another session that does.
+/// Gives the current transaction the origin `origin`. Waits for another session that uses it.
 ///
 /// # Errors
-/// 0A000 when it has another origin; 55000 when the session has one of its own.
+/// 0A000 if it has another origin; 55000 if the session has one of its own.
 pub fn take(origin: OriginId) -> Result<(), PgError> {
     register();
     let is_marked = check(origin)?;
@@ -65,7 +65,7 @@ pub fn take(origin: OriginId) -> Result<(), PgError> {
     Ok(())
 }
 
-/// Stamp the transaction in hand as one whose rows have no version, as what an initial copy writes.
+/// Marks the current transaction as one whose rows have no version, as in an initial copy.
 ///
 /// # Errors
 /// As [`take`].
@@ -73,7 +73,7 @@ pub fn take_unversioned() -> Result<(), PgError> {
     register();
     let origin = OriginId(COPIED);
     if !check(origin)? {
-        // It stands for no origin that could be set up.
+        // `COPIED` is no origin that could be set up.
         session_origin::set(COPIED);
     }
     add(origin);
@@ -115,7 +115,7 @@ fn add(origin: OriginId) {
     PIECES.with_borrow_mut(|pieces| pieces.push(piece));
 }
 
-/// What the call in hand wrote.
+/// Records what the running call wrote.
 pub fn written(versions: Versions, newest: i64, lsn: u64) {
     let xid = transaction::assign_full_id();
     PIECES.with_borrow_mut(|pieces| {

@@ -1,5 +1,5 @@
-//! What the provider is told: what is committed and durable here, that this end lives; and what is
-//! made of its silence.
+//! Reports to the provider what is committed and durable on this node, and that the leader is
+//! alive. Also decides what a silent provider means.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -58,8 +58,8 @@ impl Reception {
             return Ok(());
         }
         self.contact.reported(now);
-        // A provider that has nothing to send, and is told that all has arrived, says no more for a
-        // long time, not even that this is all.
+        // A provider that has nothing to send, and knows that all was received, may stay silent for
+        // a long time. So ask it to reply that this is all.
         let is_all = self.entry.activity() == Activity::CatchingUp && !self.in_flight();
         self.send_status(
             positions.received,
@@ -134,7 +134,7 @@ impl Reception {
             place.store(rate.to_bits(), Ordering::Relaxed);
         }
         if entry.has_failed() && entry.activity() != Activity::Paused {
-            // It has streamed for a while: what was wrong is over.
+            // The subscription has streamed for a while, so the failure is over.
             entry.clear_failure();
         }
     }
@@ -182,7 +182,8 @@ impl Reception {
     /// How long there is nothing to do but to receive; `None`: commits are there to be taken note
     /// of. Appliers set the latch when there will be.
     pub(super) fn time_to_rest(&self) -> Option<Duration> {
-        // Nothing is to be done for each commit: when all are there, and every now and then.
+        // The leader need not wake for each commit: it wakes when all are committed, and from time
+        // to time.
         let published = self.group.ring.published();
         let until = self.confirmation.next_of_interest(published);
         self.group.ring.leader_will_wait(until);

@@ -1,5 +1,6 @@
-//! What may be confirmed to the provider: what is committed here, and durable in the sense of the
-//! subscription, within the bound that is noted durably (`confirmed`). Run by the leader.
+//! Decides what may be confirmed to the provider: what is committed on this node, durable as the
+//! subscription demands, and within the bound that is stored durably (`confirmed`). Run by the
+//! leader.
 
 use std::time::{Duration, Instant};
 
@@ -12,21 +13,21 @@ use braid_ring::Leader as Producer;
 use super::confirmed::{self, Bounds};
 use crate::durability::Durability;
 
-/// Local WAL is flushed for confirmation this often. Whoever commits at the provider waits for it
-/// only if commits are to be durable at once; the leader receives nothing meanwhile.
+/// Local WAL is flushed for confirmation this often. A commit at the provider waits for it only if
+/// commits are to be durable at once. The leader receives nothing while it flushes.
 pub(super) const FLUSH_INTERVAL: Duration = Duration::from_millis(50);
-/// The same where commits are to be durable at once.
+/// The interval if commits are to be durable at once.
 const EAGER_FLUSH_INTERVAL: Duration = Duration::from_millis(1);
-/// While something is held back for others, it is looked this often whether it still is.
+/// While the confirmation is held back for others, this is checked at this interval.
 const HELD_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Commits here, and what of them may be confirmed.
+/// Local commits, and how much of them may be confirmed.
 pub(super) struct Confirmation {
     durability: Durability,
     progress: Progress,
     /// Up to where may be confirmed.
     lease: Lease,
-    /// No more than this is confirmed: somebody else needs what comes after it.
+    /// No position beyond this is confirmed: another node needs what comes after it.
     held: Option<u64>,
     looked_at: Instant,
     /// Commits that were taken note of.
@@ -35,8 +36,9 @@ pub(super) struct Confirmation {
 }
 
 impl Confirmation {
-    /// Everything before `start` is applied here, and on this server's disk, by commits that end
-    /// before `applied_up_to`; standbys may be wanted too. No more than `bounds` say is confirmed.
+    /// Everything before `start` is applied on this node, by commits that are on this server's disk
+    /// and end before `applied_up_to`. Standbys may be required as well. `bounds` limits what is
+    /// confirmed.
     pub(super) fn new(
         durability: Durability,
         (start, applied_up_to): (u64, u64),

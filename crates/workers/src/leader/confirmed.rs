@@ -20,23 +20,24 @@ use braid_postgres::{server, transaction};
 use super::End;
 use super::provider::Provider;
 
-/// What this process has reported as flushed, or found confirmed; 0: not known.
+/// The position that this process has reported as flushed, or found confirmed; 0: not known.
 static REPORTED: AtomicU64 = AtomicU64::new(0);
 
-/// What may be confirmed at most.
+/// The limits of what may be confirmed.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Bounds {
-    /// Up to here, until more is noted durably.
+    /// The position up to which may be confirmed, until a higher one is stored durably.
     pub(super) up_to: u64,
-    /// Up to here, as long as a member needs what comes after it (`braid.group_hold`).
+    /// The position up to which may be confirmed as long as a member needs what comes after it
+    /// (`braid.group_hold`).
     pub(super) held: Option<u64>,
 }
 
-/// Compare where the slot begins with what is here: all up to `start`, and what was confirmed.
-/// Returns up to where may be confirmed from now on.
+/// Compares where the slot begins with what this node has applied (all up to `start`) and what was
+/// confirmed. Returns up to where may be confirmed from now on.
 ///
 /// # Errors
-/// The subscription stops where something is missing in between.
+/// The subscription stops if something is missing in between.
 pub(super) fn check_slot(
     connection: &mut Connection,
     subscription: &Subscription,
@@ -72,7 +73,7 @@ pub(super) fn check_slot(
     let up_to = reached.max(begins);
     error::transaction(|| raise(subscription.id, up_to))?;
     REPORTED.store(begins, Ordering::Relaxed);
-    // What was confirmed before can't be held back any more, and nobody needs it.
+    // A position that was confirmed before can't be held back any more, and no member needs it.
     let held = held(subscription.id)?.map(|held| held.max(begins));
     Ok(Bounds { up_to, held })
 }
@@ -87,10 +88,9 @@ fn held(id: u32) -> Result<Option<u64>, PgError> {
     })
 }
 
-/// The same, of what was held back when this process began to confirm: nothing is added to that.
-///
+/// Returns the position held back when this process begins to confirm. Later entries do not count.
 /// # Errors
-/// Whatever PostgreSQL raises.
+/// Those of PostgreSQL.
 pub(super) fn held_now(id: u32) -> Result<Option<u64>, PgError> {
     error::transaction(|| least_held(id))
 }
@@ -166,11 +166,11 @@ fn raise(id: u32, up_to: u64) -> Result<bool, PgError> {
     .map(|inserted| inserted > 0)
 }
 
-/// Have `up_to` be confirmed from now on. False where that is to be tried again: somebody is
-/// changing the subscription.
+/// Allows confirmation up to `up_to` from now on. Returns false if this must be tried again,
+/// because a session is changing the subscription.
 ///
 /// # Errors
-/// Whatever PostgreSQL raises.
+/// Those of PostgreSQL.
 pub(super) fn extend(id: u32, up_to: u64) -> Result<bool, PgError> {
     match error::transaction(|| raise(id, up_to)) {
         Err(failure) if failure.sqlstate == SqlState::LockNotAvailable => Ok(false),
@@ -183,8 +183,8 @@ pub(super) fn reported(flushed: u64) {
     REPORTED.fetch_max(flushed, Ordering::Relaxed);
 }
 
-/// The process ends: lower the bound to what was reported. Whoever holds a lock is not waited for;
-/// the bound is too high then, and tells less.
+/// The process ends: lowers the bound to what was reported. If a lock is taken, it does not wait.
+/// Then the bound stays too high, and detects less.
 pub(super) fn settle(id: u32) {
     let reported = REPORTED.swap(0, Ordering::Relaxed);
     // Without the postmaster nobody might let go of the locks that a transaction takes.

@@ -1,5 +1,5 @@
-//! Who applies the transactions that are complete: appliers, which are shown some at a time, or the
-//! leader itself, if few small ones are all that there is (`braid_bgworker::publishing` decides).
+//! Decides who applies complete transactions: appliers, to which they are published in groups, or
+//! the leader itself, if there are only a few small ones (`braid_bgworker::publishing` decides).
 //! Run by the leader.
 
 use std::time::Duration;
@@ -15,9 +15,9 @@ use crate::applier::here::{self, LeadersApplier};
 /// The transactions that are complete and not handed out.
 pub(super) struct Handout {
     unpublished: Unpublished,
-    /// What an applier takes at once.
+    /// How much an applier claims at once.
     grain: Grain,
-    /// For what comes while nothing is in hand.
+    /// Applies transactions that arrive while none is in flight.
     here: Option<LeadersApplier>,
 }
 
@@ -52,9 +52,10 @@ impl Handout {
         self.unpublished.awaits_more(silence)
     }
 
-    /// A transaction is complete: have it applied. Few that are small, and the only ones in hand,
-    /// are kept quiet about until it is known whether more has come. Others are published some at a
-    /// time: to look at what waits, and who, costs more than to receive one.
+    /// Has a complete transaction applied. A few small transactions, if they are the only ones in
+    /// flight, are not published until it is known whether more has arrived. Others are published
+    /// in groups: checking which transactions and appliers wait costs more than receiving a
+    /// transaction.
     pub(super) fn add(
         &mut self,
         (group, producer): (&Group, &Producer),

@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use braid_node::rate_limit::Limiter;
 
-/// What has come.
+/// Counts of what the leader has received.
 pub(super) struct Intake {
     limiter: Limiter,
     /// Changes received.
     rows: u64,
-    /// Those of them that the limiter knows of.
+    /// The changes that the limiter knows of.
     taken: u64,
-    /// When the provider sent the message in hand, by its clock.
+    /// When the provider sent the current message, by its clock.
     sent_at: i64,
 }
 
@@ -26,18 +26,18 @@ impl Intake {
         }
     }
 
-    /// When the provider sent the message in hand, by its clock.
+    /// When the provider sent the current message, by its clock.
     pub(super) fn sent_at(&self) -> i64 {
         self.sent_at
     }
 
-    /// A message is taken in hand, which the provider has sent at this time of its clock.
+    /// Begins a message, which the provider has sent at this time of its clock.
     pub(super) fn begin(&mut self, sent_at: i64) {
         self.sent_at = sent_at;
         self.taken = self.rows;
     }
 
-    /// The message in hand, of so many bytes, is done with.
+    /// Ends the current message, which had so many bytes.
     pub(super) fn end(&mut self, bytes: usize) {
         self.limiter
             .take(self.rows.wrapping_sub(self.taken), bytes as u64);

@@ -1,11 +1,10 @@
-//! Which table of this database a relation's changes go to, and what it needs before they do. Run
-//! by the leader when the first change of a relation comes, and again after the local table was
-//! altered.
+//! Finds the local table to which a relation's changes go, and what it needs first. Run by the
+//! leader when the first change of a relation arrives, and again after the local table was altered.
 //!
-//! `braid_bgworker::membership` decides; this module reads the facts and carries the verdict out,
-//! in one transaction. The transaction in hand is handed out afterwards, so appliers find the
-//! outcome in the catalog. Where the subscription has to stop, an applier says so: the transaction
-//! may be skipped then.
+//! `braid_bgworker::membership` decides. This module reads the facts and carries out the verdict,
+//! in one transaction. The current transaction is handed out afterwards, so appliers find the
+//! outcome in the catalog. If the subscription has to stop, an applier reports it, so that the
+//! transaction can be skipped.
 //!
 //! Not for: tables that are created after the slot, of a publication FOR ALL TABLES
 //! (`Reception::adopt_table`).
@@ -48,13 +47,13 @@ impl Relation {
     }
 }
 
-/// What the provider has of a relation now.
+/// The state of a relation at the provider.
 enum There {
-    /// Nothing.
+    /// The relation was dropped.
     Gone,
-    /// It is not published.
+    /// The relation is not published.
     Unpublished,
-    /// It is published under this name.
+    /// The relation is published under this name.
     Named(String, String),
 }
 
@@ -117,7 +116,7 @@ impl Reception {
     /// the subscription has to stop at them.
     ///
     /// # Errors
-    /// Those of the connection to the provider, and what reading the catalog raises.
+    /// Those of the connection to the provider, and those of reading the catalog.
     pub(super) fn look_at_table(&mut self, schema: u32) -> Result<(), End> {
         if self.is_plain_member(schema)? {
             return self.follow_name(schema);
@@ -161,9 +160,9 @@ impl Reception {
         Ok(())
     }
 
-    /// A relation that came under another name earlier: changes from then are done before those
-    /// under this name come, as the tracker tells tables apart by their names. The subscription's
-    /// table has the new name from here on, if a statement has renamed it here, too.
+    /// Handles a relation that had another name before: its earlier changes are finished before
+    /// those under the new name arrive, as the tracker distinguishes tables by name. If a statement
+    /// has renamed the local table as well, the subscription's table gets the new name now.
     fn follow_name(&mut self, schema: u32) -> Result<(), End> {
         let relation = self.relation(schema)?;
         if relation.former.is_empty() {
@@ -181,9 +180,10 @@ impl Reception {
         Ok(())
     }
 
-    /// Finds out which table here takes the changes of a relation, and notes the relation's OID
-    /// there. Names alone do not tell that: each node may have run statements that the other has
-    /// not, and two tables may have swapped their names. Returns whether it is noted.
+    /// Finds out which local table takes the changes of a relation, and records the relation's OID
+    /// at the provider. Names alone are not enough: each node may have run statements that the
+    /// other has not, and two tables may have swapped their names. Returns whether the OID is
+    /// recorded.
     fn identify(&mut self, schema: u32) -> Result<bool, End> {
         let relation = self.relation(schema)?;
         let id = self.subscription.id;
@@ -193,7 +193,7 @@ impl Reception {
             self.wait_for_all()?;
         }
         let Some(there) = ask_for_names(self, &relation, &since, &renames)? else {
-            // It is gone there.
+            // The provider has dropped the relation.
             return Ok(false);
         };
         let is_noted = self.without_blocking(|| {
@@ -291,8 +291,8 @@ impl Reception {
         }))
     }
 
-    /// Nothing has the name here. What the provider does not have or publish any more either is
-    /// passed over: nobody is to have it.
+    /// Handles a relation without a local table of its name. If the provider does not have or
+    /// publish it any more, its changes are left out.
     fn ask_for(&mut self, relation: &Relation, copy_data: bool) -> Result<(), End> {
         let id = self.subscription.id;
         let names = (&*relation.namespace, &*relation.name);
@@ -312,7 +312,7 @@ impl Reception {
                 let comes = self.without_blocking(|| {
                     comes_renamed(id, (&namespace, &name), position, copy_data)
                 })?;
-                // Who parks what can't be applied is not to be stopped.
+                // A subscription that parks failing transactions need not stop.
                 if !comes && self.subscription.options.parks() {
                     return Ok(());
                 }
@@ -334,8 +334,9 @@ impl Reception {
     }
 }
 
-/// A table that changed its name there, and is not here under the former one: whether its rows, as
-/// of the commit at `position`, come with a copy of the table of its new name.
+/// Handles a table that was renamed at the provider and is missing locally under the former name.
+/// Returns whether its rows, as of the commit at `position`, arrive with a copy of the table of the
+/// new name.
 fn comes_renamed(
     id: u32,
     (namespace, name): (&str, &str),
@@ -388,7 +389,7 @@ struct NamesThere {
     name: QualifiedName,
     /// Statements of this node that the provider has not run.
     lacks: Vec<String>,
-    /// Statements that have renamed it there, the oldest first, with the name from before.
+    /// Statements that have renamed it at the provider, the oldest first, with the former names.
     former: Vec<(String, QualifiedName)>,
 }
 
@@ -430,7 +431,7 @@ fn ask_for_names(
     }))
 }
 
-/// Parameters: a subscription, a table here, and a relation's name.
+/// Parameters: a subscription, a local table, and a relation's name.
 fn key_of<'a>(id: u32, oid: u32, relation: &'a Relation) -> [DatumWithOid<'a>; 4] {
     [
         i64::from(id).into(),
@@ -440,8 +441,8 @@ fn key_of<'a>(id: u32, oid: u32, relation: &'a Relation) -> [DatumWithOid<'a>; 4
     ]
 }
 
-/// Has the subscription know a table by a relation's name, if a statement has renamed it here.
-/// Another table that has the name gets this one's: where two tables have swapped their names,
+/// Stores the relation's name for a table of the subscription, if a statement has renamed the local
+/// table. Another table that has the name gets this one's: if two tables have swapped their names,
 /// neither leaves the subscription. Returns whether anything has changed. In a transaction.
 fn set_name(id: u32, oid: u32, relation: &Relation) -> Result<bool, PgError> {
     let changed = execute_counting(
@@ -457,7 +458,7 @@ fn set_name(id: u32, oid: u32, relation: &Relation) -> Result<bool, PgError> {
     Ok(changed > 0)
 }
 
-/// What is found in this database about a relation.
+/// Facts in this database about a relation.
 struct Facts {
     here: Here,
     oid: u32,
@@ -465,7 +466,7 @@ struct Facts {
     successor: Option<Successor>,
     /// When the table got its name, if that is known.
     named_at: Option<String>,
-    /// Its name, quoted.
+    /// The quoted name.
     quoted: String,
 }
 
@@ -516,7 +517,7 @@ impl Facts {
         Ok(facts)
     }
 
-    /// What tells whether the table has what the former one had.
+    /// Finds out whether a successor table has the rows of the former one.
     fn look_at_successor(&mut self, id: u32, was_ready: bool) -> Result<(), PgError> {
         let (is_empty, is_keyless) = copy::look_into(self.oid)?;
         // The row of a system column is never updated; that of the row type is when the table is

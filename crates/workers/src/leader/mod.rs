@@ -56,7 +56,7 @@ use reception::Reception;
 /// How often in a row what comes from the provider may be invalid before the subscription stops: a
 /// connection may be broken, or the two may not understand each other.
 const GARBLED_ATTEMPTS: u32 = 8;
-/// The same of WAL that the provider has removed.
+/// Attempts if the provider has removed the required WAL.
 const REMOVED_ATTEMPTS: u32 = 3;
 
 /// The subscription that this process leads, for its exit callback.
@@ -69,11 +69,11 @@ enum End {
     /// The manager may try again; the position is where the transaction that failed ends, 0 for
     /// none.
     Transient(PgError, u64),
-    /// A person has to look; the position as above.
+    /// A person has to act. The position is where the transaction that failed ends, 0 for none.
     Permanent(PgError, u64),
-    /// A table could not be copied, and somebody has to look.
+    /// A table could not be copied, and a person has to act.
     Copy(PgError),
-    /// The provider refuses, and somebody has to look there.
+    /// The provider refuses, and a person has to act at the provider.
     Refused(PgError),
 }
 
@@ -386,8 +386,9 @@ fn check_owner(subscription: &subscription::Subscription) -> Result<(), End> {
 /// A leader that was killed may have left appliers that are still ending; they hold origins.
 /// They might still commit, which must not happen after the look at how far they came.
 fn wait_for_old_appliers(entry: &SubscriptionEntry) -> Result<(), End> {
-    // One that starts just now says that it is there, and then looks which leader is: with
-    // `leader_pid`, written before, and this fence, one of the two sees the other.
+    // An applier that starts just now first stores its process id, and then reads which leader is
+    // running. `leader_pid` was written before. With this fence one of the two processes sees the
+    // other.
     fence(Ordering::SeqCst);
     let deadline = Instant::now() + Duration::from_secs(30);
     loop {

@@ -50,7 +50,7 @@ impl Reception {
         Ok(())
     }
 
-    /// What was prepared is committed or rolled back, as `record` says, whose bytes these are.
+    /// Commits or rolls back a prepared transaction, as `record` says. `bytes` are the record's.
     pub(super) fn finish_prepared(&mut self, record: &Record<'_>, bytes: &[u8]) -> Result<(), End> {
         let prepared = match record {
             Record::CommitPrepared(prepared) => prepared,

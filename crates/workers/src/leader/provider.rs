@@ -1,5 +1,5 @@
-//! What the leader asks of the provider before it streams: a slot, which tables are published,
-//! whether all is as it should be.
+//! Asks the provider before streaming: creates a slot, reads which tables are published, and checks
+//! the provider's state.
 
 use braid_bgworker::policy;
 use braid_bgworker::sql_text::{quote_identifier, quote_literal};
@@ -15,9 +15,9 @@ use crate::copy::source::without_snapshot;
 
 use super::End;
 
-/// Create the slot. One of its name that is there may be dropped only where it is a left-over of an
-/// attempt of ours that was cut off before the catalog knew: that there was none before it is noted
-/// down ahead of each attempt.
+/// Creates the slot. An existing one of the same name may be dropped only if it is left over from
+/// an earlier attempt that was cut off before the catalog recorded the slot. So each attempt first
+/// records that there was none.
 pub(super) fn create_slot(
     connection: &mut Connection,
     subscription: &Subscription,
@@ -98,8 +98,8 @@ pub(super) fn create_slot(
 /// Opens another connection, for SQL, to the provider that `first` leads to.
 ///
 /// # Errors
-/// Those of the connection; 57P03 if it leads to a standby and `first` does not: during a failover
-/// the address may change servers, and a standby need not have yet what the primary has told.
+/// Those of the connection. 57P03 if it leads to a standby and `first` does not: during a failover
+/// the address may lead to another server, and a standby may lag behind what the primary has sent.
 pub(super) fn open_beside(
     first: &Connection,
     subscription: &Subscription,
@@ -116,7 +116,7 @@ pub(super) fn open_beside(
     Ok(connection)
 }
 
-/// What the publications publish now.
+/// Returns the tables that the publications publish now.
 pub(super) fn published_tables(
     connection: &mut Connection,
     subscription: &Subscription,
@@ -133,9 +133,10 @@ pub(super) fn published_tables(
         .collect())
 }
 
-/// The rules for conflicts, and for columns, that count on all nodes, as the provider knows them,
-/// and whether each is about what comes from there: what was set before the slot is not in the
-/// stream. Asked for when there is a slot; what is set meanwhile comes twice, which does no harm.
+/// Returns the rules for conflicts and columns that count on all nodes, as the provider has them,
+/// and whether each concerns changes from the provider. Rules set before the slot was created are
+/// not in the stream. They are read once the slot exists; a rule that is set meanwhile arrives
+/// twice, which is harmless.
 pub(super) fn rules_for_all_nodes(
     connection: &mut Connection,
     subscription: &Subscription,
@@ -163,7 +164,7 @@ pub(super) fn rules_for_all_nodes(
         .collect())
 }
 
-/// What is known of a provider before it streams.
+/// Facts about a provider, read before it streams.
 pub(super) struct Provider {
     /// One of the publications is FOR ALL TABLES.
     pub(super) all_tables: bool,
@@ -171,17 +172,19 @@ pub(super) struct Provider {
     pub(super) end: u64,
     /// Where the slot begins: what was committed before is not sent.
     pub(super) slot_begins: u64,
-    /// It is a standby.
+    /// The provider is a standby.
     pub(super) in_recovery: bool,
 }
 
 impl Provider {
-    /// That its WAL comes as far as what is applied here, up to `start`. Where it was put back to
-    /// what it was before, as from a backup, it writes anew what has positions up to `start`, and
-    /// START_REPLICATION would leave that out. Once it has come past `start` again nothing tells.
+    /// Checks that the provider's WAL reaches `start`, up to where its changes are applied. If the
+    /// provider was restored to an earlier state, as from a backup, it writes other WAL at
+    /// positions up to `start`. START_REPLICATION would leave that out. Once its WAL has grown
+    /// beyond `start` again, this can't be detected.
     ///
     /// # Errors
-    /// The subscription stops; where the provider is a standby it may only be on its way there.
+    /// The subscription stops. If the provider is a standby, it may only lag behind, and the leader
+    /// retries.
     pub(super) fn check_reaches(&self, start: u64) -> Result<(), End> {
         if self.end >= start {
             return Ok(());
@@ -203,9 +206,9 @@ impl Provider {
     }
 }
 
-/// That the provider is the node that its catalog names, as far as the role may ask. A node that
-/// `pg_upgrade` has moved is not, until somebody has made it whole: its slots are made anew then.
-/// So this is waited for.
+/// Checks that the provider is the node that its catalog names, as far as the role may ask. A node
+/// that was moved by `pg_upgrade` is not, until a user has finished the upgrade; then its slots are
+/// created again. So the leader waits for that.
 fn check_standing(connection: &mut Connection) -> Result<(), End> {
     let may = connection.query(
         "SELECT 1 FROM pg_catalog.pg_proc WHERE oid = pg_catalog.to_regprocedure('braid.node_standing()') \

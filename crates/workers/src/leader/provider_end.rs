@@ -18,7 +18,8 @@ use braid_postgres::timestamp;
 
 use super::reception::Reception;
 
-/// A subscription whose stream has not told the end for this long is behind.
+/// If the stream has not reported the provider's end of WAL for this long, the subscription is
+/// behind.
 const BEHIND_MICROS: i64 = 3_000_000;
 /// The pause between an answer and the next question.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -38,7 +39,7 @@ const QUESTION: &str = "select case when pg_catalog.pg_is_in_recovery() then pg_
 enum Asking {
     #[default]
     No,
-    /// It is being made.
+    /// The connection is being made.
     Connecting(Connection, Pending),
     /// The next question has time.
     Connected(Connection),
@@ -50,7 +51,7 @@ enum Asking {
 #[derive(Debug)]
 pub(super) struct ProviderEnd {
     asking: Asking,
-    /// When the attempt in hand began.
+    /// When the current attempt began.
     since: Instant,
     /// When the next one begins.
     next: Instant,
@@ -97,7 +98,7 @@ impl Reception {
         let now = Instant::now();
         let known_at = self.entry.provider_lsn_at.load(Ordering::Relaxed);
         if known_at != watch.answered_at {
-            // The stream has told it since.
+            // The stream has reported the end since.
             watch.answered_at = 0;
             if timestamp::now().saturating_sub(known_at) < BEHIND_MICROS {
                 watch.asking = Asking::No;

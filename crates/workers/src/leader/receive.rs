@@ -67,7 +67,7 @@ impl Reception {
         read: u64,
         reader: &mut Reader<'a>,
     ) -> Result<(), End> {
-        // Where the records that belong to the transaction in hand start in this frame.
+        // Where the records of the current transaction start in this frame.
         let mut start = 0;
         let mut at = 0;
         while let Some((tag, body)) = reader.next_raw()? {
@@ -112,7 +112,7 @@ impl Reception {
                     self.intake.count_row();
                     self.running_change(body)?;
                 }
-                // It belongs to the change that comes next.
+                // The message belongs to the next change.
                 Tag::Message if self.segments.is_open() && is_replaced(tag, body)? => {}
                 Tag::Truncate | Tag::Message if self.segments.is_open() => {
                     if let Some(content) = self.segments.content() {
@@ -126,8 +126,8 @@ impl Reception {
                     if let Record::Message(message) = Record::read(tag, body)?
                         && !message.transactional
                     {
-                        // What is confirmed is never sent again: nothing beyond what was read can
-                        // have been sent.
+                        // A confirmed position is never sent again, so the provider can't have sent
+                        // anything beyond what it has read.
                         if message.lsn > read {
                             return Err(out_of_order());
                         }
@@ -210,10 +210,10 @@ impl Reception {
         Ok(self.group.append(record)?)
     }
 
-    /// A table that was not there when the slot was made, of a publication FOR ALL TABLES: its
-    /// changes are in the stream from the first one on, so it belongs to the subscription; where it
-    /// has rows here, without a copy. Of a publication with a list, a table that is added may have
-    /// rows already: braid.refresh_subscription copies them.
+    /// Handles a table of a publication FOR ALL TABLES that was created after the slot. Its changes
+    /// are in the stream from the first one on, so it joins the subscription; without a copy, if it
+    /// has local rows. With a publication that lists tables, an added table may have rows already:
+    /// braid.refresh_subscription copies them.
     pub(super) fn adopt_table(&mut self, namespace: &str, name: &str) -> Result<(), End> {
         let id = self.subscription.id;
         let copy_data = self.subscription.options.copy_data;
@@ -222,8 +222,8 @@ impl Reception {
             if subscription::has_table(id, namespace, name)? {
                 return Ok(false);
             }
-            // One that is empty here may have been dropped and made anew while the provider's was
-            // not.
+            // A local table that is empty may have been dropped and created again, while the
+            // provider's was not.
             let copy = if !copy_data || !subscription::is_empty(namespace, name)? {
                 InitialCopy::No
             } else if passes {
@@ -325,7 +325,7 @@ impl Reception {
         Ok(())
     }
 
-    /// The relation of a schema that came in a segment is there after all.
+    /// Settles a schema that arrived in a segment: its relation exists after all.
     fn settle(&mut self, schema: u32) -> Result<(), End> {
         if !self.segments.tentative.remove(&schema) {
             return Ok(());
@@ -335,11 +335,11 @@ impl Reception {
         self.adopt_table(&table.namespace, &table.name)
     }
 
-    /// Whether the transaction in hand, which changes the relation of a schema, has to wait for a
+    /// Whether the current transaction, which changes the relation of a schema, has to wait for a
     /// copy.
     pub(super) fn has_to_wait(&mut self, schema: u32) -> Result<bool, End> {
         if self.has_ddl() {
-            // Its tables may be others by the time of the change; its applier looks at them.
+            // The transaction may change its tables before the change; its applier checks them.
             let table = self.dictionary.get(schema).ok_or_else(out_of_order)?;
             let readiness = self.copies.readiness(table);
             return Ok(readiness == Readiness::Waiting);
@@ -362,9 +362,9 @@ impl Reception {
         })
     }
 
-    /// Whether the transaction in hand leaves a table alone that it brings into the subscription.
-    /// One that is prepared can't wait for the copy: that can't begin before the transaction has
-    /// ended.
+    /// Whether the current transaction leaves out the changes of a table that it brings into the
+    /// subscription. A prepared transaction can't wait for the copy: the copy can't begin before
+    /// the transaction has ended.
     fn passes_unknown(&self) -> bool {
         self.in_hand
             .as_ref()
@@ -379,7 +379,7 @@ impl Reception {
             return Err(out_of_order());
         };
         if in_hand.discard {
-            // Its number is used again: it must leave no trace in the tracker.
+            // The transaction's number is used again, so it must leave no trace in the tracker.
             return Ok(());
         }
         in_hand.changes = in_hand.changes.saturating_add(1);
@@ -435,8 +435,8 @@ impl Reception {
             && is_versions(&message)
             && !in_hand.discard
         {
-            // Its applier waits for other streams before it begins. Nothing of this stream is open
-            // then: all before it is committed, nothing after it has begun.
+            // The transaction's applier waits for other streams before it begins. Then nothing of
+            // this stream is open: all before it is committed, nothing after it has begun.
             in_hand.has_rule = true;
             in_hand.is_plain = false;
             self.scheduling.barrier_for_all();
@@ -453,7 +453,7 @@ impl Reception {
         Ok(())
     }
 
-    /// Whether the transaction in hand has changed the schema so far.
+    /// Whether the current transaction has changed the schema so far.
     fn has_ddl(&self) -> bool {
         self.in_hand.as_ref().is_some_and(|in_hand| in_hand.has_ddl)
     }
@@ -475,9 +475,9 @@ impl Reception {
         Ok(())
     }
 
-    /// Hold the stream until the tables that the transaction in hand touches are copied. If a copy
-    /// waits for a transaction at the provider, whose commit may wait for this subscription, the
-    /// stream goes on: an applier parks the transaction (`copy/blocked.rs`).
+    /// Holds the stream until the tables that the current transaction touches are copied. A copy
+    /// may wait for a transaction at the provider whose commit waits for this subscription. Then
+    /// the stream goes on: an applier parks the transaction (`copy/blocked.rs`).
     pub(super) fn wait_for_tables(&mut self) -> Result<(), End> {
         while self.is_blocked() && !self.entry.parks_for_copies() {
             self.tend()?;
@@ -494,7 +494,7 @@ impl Reception {
         Ok(())
     }
 
-    /// Whether the transaction in hand touches a table that is yet to be copied.
+    /// Whether the current transaction touches a table that is still to be copied.
     fn is_blocked(&self) -> bool {
         self.in_hand.as_ref().is_some_and(|in_hand| {
             in_hand.blocked_on.iter().any(|schema| {
@@ -505,10 +505,10 @@ impl Reception {
         })
     }
 
-    /// Store records of the transaction in hand, in as many pieces as it takes.
+    /// Stores records of the current transaction in the ring, in as many chunks as it takes.
     pub(super) fn store(&mut self, records: &[u8]) -> Result<(), End> {
-        // What is to be skipped is passed without its content: a large one would else be applied as
-        // it comes.
+        // A skipped transaction is passed without its content; a large one would otherwise be
+        // applied while it arrives.
         if self
             .in_hand
             .as_ref()
@@ -570,7 +570,7 @@ impl Reception {
             latch::wait_as(Wait::Appliers, FLUSH_INTERVAL);
         }
         self.tend()?;
-        // What the provider sends lies in the socket: it is alive as far as anybody can tell.
+        // Messages of the provider may wait in the socket, so its silence does not count.
         self.contact.looked_away(Instant::now());
         Ok(())
     }
@@ -606,7 +606,8 @@ impl Reception {
             let split = in_hand.split
                 || (most > 0 && in_hand.changes > most && in_hand.two_phase.is_none());
             if split {
-                // Its pieces are to follow all before them, and all after it the last piece.
+                // Its chunks must follow all earlier transactions, and all later ones must follow
+                // the last chunk.
                 self.scheduling.too_large();
             }
             let edges = self.scheduling.finish(&self.entry.schedule);
@@ -647,7 +648,7 @@ impl Reception {
                 elsewhere: in_hand.elsewhere,
             });
             if open {
-                // Its reader waits for more of it, or for this.
+                // The reader waits for more of the transaction, or for its end.
                 for latch in self.group.ring.all_appliers().iter() {
                     process::set_latch(latch);
                 }

@@ -1,9 +1,10 @@
-//! What a leader receives: the stream of a subscription, the parts that look after it, and the loop
-//! that tends to them.
+//! The reception of a leader: the stream of a subscription, the parts that look after it, and the
+//! loop that tends to them.
 //!
-//! Each part has an interface of its own: `dictionary` and `resumption` (`braid_bgworker`) say what
-//! the stream has told and where it goes on, `scheduling` what depends on what, `handout` who
-//! applies it, `confirmation` what is confirmed, `contact` (`braid_bgworker`) when.
+//! Each part has an interface of its own. `dictionary` and `resumption` (`braid_bgworker`) have the
+//! schemas of the stream and the position where it resumes. `scheduling` has dependencies,
+//! `handout` hands transactions out, `confirmation` has what is confirmed, and `contact`
+//! (`braid_bgworker`) when.
 
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
@@ -55,21 +56,22 @@ pub(super) struct InHand {
     pub(super) changes: u32,
     pub(super) discard: bool,
     pub(super) skip: bool,
-    /// It may be committed in pieces, however many changes it has: there is no telling, or some
-    /// pieces are.
+    /// The transaction may be committed in chunks, whatever the number of its changes: that number
+    /// is not known, or some chunks are committed already.
     pub(super) split: bool,
-    /// It came while it ran: its keys were hashed under other circumstances than its neighbours'.
+    /// The transaction was streamed while in progress: its keys were hashed at another time than
+    /// those of its neighbours.
     pub(super) streamed: bool,
-    /// It is prepared here, or what was is finished: applied alone, and what stands for it if its
-    /// content is to be left out.
+    /// The transaction ends in PREPARE, or ends a prepared one. It is applied alone. The bytes are
+    /// the record that replaces it if its content is to be left out.
     pub(super) two_phase: Option<Vec<u8>>,
-    /// It changes rows by their keys, of tables that are there, and nothing of it runs users'
-    /// triggers.
+    /// The transaction only changes rows by their keys, in tables that are ready, and runs no
+    /// users' triggers.
     pub(super) is_plain: bool,
-    /// It sets a rule for conflicts.
+    /// The transaction sets a rule for conflicts.
     pub(super) has_rule: bool,
-    /// It changes the schema: all before it is applied before it, and all after it is looked at
-    /// afterwards.
+    /// The transaction changes the schema: all earlier ones are applied before it, and all later
+    /// ones are examined afterwards.
     pub(super) has_ddl: bool,
     /// Another process has applied it.
     pub(super) elsewhere: bool,
@@ -92,9 +94,9 @@ pub(super) struct Reception {
     pub(super) resumption: Resumption,
     pub(super) copies: Copies,
     pub(super) in_hand: Option<InHand>,
-    /// What runs at the provider, as far as it was sent.
+    /// Transactions in progress at the provider, as far as they were sent.
     pub(super) segments: Segments,
-    /// What of it is applied while it runs.
+    /// The transaction of these that is applied while in progress.
     pub(super) watch: Watch,
     pub(super) scheduling: Scheduling,
     pub(super) group: Group,
@@ -204,14 +206,16 @@ impl Reception {
         };
         let (resumption, watch) = come_so_far(subscription, most)?;
         let start = resumption.start();
-        // What was applied up to there is on disk here by now; standbys may be wanted too.
+        // All that was applied up to there is on this server's disk by now; standbys may be
+        // required too.
         let applied_up_to = Durability::Local.durable_up_to();
         let mut connection =
             Connection::open(&subscription.dsn, &subscription.name, Mode::Replication)?;
         connection.give_up_when_silent();
         let provider = check_provider(&mut connection, subscription)?;
         provider.check_reaches(start)?;
-        // From here on nobody has more held back: who asks now is told that this end confirms.
+        // From here on, no further position is held back: a process that asks now sees that the
+        // leader confirms.
         entry.confirms.store(1, Ordering::SeqCst);
         let bounds = confirmed::check_slot(&mut connection, subscription, &provider, start)?;
         let clock_watch = ClockWatch::ask(&mut connection, &subscription.name, entry)?;
@@ -275,8 +279,8 @@ impl Reception {
         entry.received_lsn.store(start, Ordering::Relaxed);
         entry.applied_lsn.store(start, Ordering::Relaxed);
         entry.flushed_lsn.store(0, Ordering::Relaxed);
-        // It may be before what was heard last: of another server that has taken its place, or of a
-        // peer that said anything.
+        // The new position may lie before the one heard last: another server may have replaced the
+        // provider, or a peer may have reported anything.
         entry.provider_lsn.store(provider.end, Ordering::Relaxed);
         entry
             .provider_lsn_at
@@ -380,13 +384,13 @@ impl Reception {
             .awaits_more(|| self.contact.silence(Instant::now()))
     }
 
-    /// What has to be done from time to time, also while waiting for room.
+    /// Does the periodic work, also while the leader waits for room in the ring.
     pub(super) fn tend(&mut self) -> Result<(), End> {
         self.hand_out();
         self.tend_meanwhile()
     }
 
-    /// The same while more may be about to come.
+    /// The periodic work that is done while more messages may be about to arrive.
     fn tend_meanwhile(&mut self) -> Result<(), End> {
         pgrx::check_for_interrupts!();
         worker::reload_settings();
@@ -518,7 +522,7 @@ impl Reception {
                         entry.set_activity(Activity::Streaming);
                     }
                     if end <= entry.received_lsn.load(Ordering::Relaxed) {
-                        // What it commits from now on has a time of its own clock's.
+                        // A later commit of the provider has a later time of its clock.
                         let reached = timestamp::now().min(there);
                         entry.caught_up_at.store(reached, Ordering::Relaxed);
                     }

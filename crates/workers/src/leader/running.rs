@@ -81,12 +81,12 @@ impl Watch {
     }
 }
 
-/// What is known of a running transaction's content.
+/// Facts about the content of an in-progress transaction.
 #[derive(Debug, Default)]
 pub(super) struct Content {
     /// Why it is not applied before it has committed.
     unfit: Option<&'static str>,
-    /// Its tables.
+    /// Schemas of its tables.
     schemas: HashSet<u32>,
     changes: u32,
 }
@@ -161,7 +161,8 @@ impl Reception {
             .then_some("It changes a table whose changes are ordered as a whole."))
     }
 
-    /// The same of all tables of a running transaction.
+    /// Returns why an in-progress transaction can't be applied before its commit, if any of its
+    /// tables or its content forbids it.
     fn any_unfit(&mut self, xid: u32) -> Result<Option<&'static str>, End> {
         for schema in self.segments.schemas(xid) {
             if let Some(reason) = self.unfit(schema)? {
@@ -247,7 +248,7 @@ impl Reception {
         say_given_up(self.entry, &self.subscription.name, xid, reason);
     }
 
-    /// Whether the process that applies a transaction is there.
+    /// Looks after the process that applies an in-progress transaction.
     pub(super) fn tend_running(&mut self) {
         let has_ended = self
             .watch
@@ -259,7 +260,7 @@ impl Reception {
         }
         let running = self.group.running();
         if running.give_up() {
-            // It has ended by itself.
+            // The process has ended by itself.
             self.segments.leave(running.xid());
             process::set_latch(running.waiter());
             return;

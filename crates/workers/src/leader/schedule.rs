@@ -1,5 +1,5 @@
-//! What comes of scheduling, counted for the view braid.dependency_stats: per transaction a few
-//! numbers of the leader's own, which are added to the shared ones now and then.
+//! Counts the results of scheduling for the view braid.dependency_stats: per transaction a few
+//! numbers of the leader's own, which are added to the shared ones from time to time.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -14,20 +14,20 @@ const INTERVAL: Duration = Duration::from_millis(100);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Barrier {
-    /// It truncates.
+    /// A TRUNCATE.
     Truncate = 1,
     /// The provider has no key for a change.
     Unkeyed = 2,
     /// A unique index of this node is not covered by the provider's keys.
     Index = 4,
-    /// A trigger fires here.
+    /// A trigger fires on this node.
     Trigger = 8,
 }
 
-/// What was counted, and what of it is published.
+/// The counts, and the part of them that is published.
 #[derive(Debug)]
 pub(super) struct Schedule {
-    /// Bits of [`Barrier`] of the transaction in hand.
+    /// Bits of [`Barrier`] of the current transaction.
     in_hand: u8,
     published: Statistics,
     /// Nothing was in flight when it was published.
@@ -45,17 +45,17 @@ impl Schedule {
         }
     }
 
-    /// The transaction in hand has a barrier.
+    /// The current transaction has a barrier.
     pub(super) fn saw(&mut self, barrier: Barrier) {
         self.in_hand |= barrier as u8;
     }
 
-    /// The transaction in hand will not be applied.
+    /// The current transaction will not be applied.
     pub(super) fn abandoned(&mut self) {
         self.in_hand = 0;
     }
 
-    /// The transaction in hand has entered the graph.
+    /// The current transaction has entered the graph.
     pub(super) fn entered(&mut self, counters: &ScheduleCounters) {
         let reasons = std::mem::take(&mut self.in_hand);
         if reasons == 0 {

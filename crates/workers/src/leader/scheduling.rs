@@ -1,8 +1,8 @@
-//! What the transaction in hand depends on: its keys and barriers, as they come in the stream,
-//! enter the dependency tracker. Run by the leader.
+//! Finds the dependencies of the current transaction: its keys and barriers enter the dependency
+//! tracker in the order of the stream. Run by the leader.
 //!
 //! How the changes of a relation are ordered depends on this node's table, too (`TableOrders`).
-//! What comes of it is counted (`Schedule`).
+//! `Schedule` counts the results.
 
 use braid_bgworker::dependency::{DependencyTracker, Edges};
 use braid_bgworker::table_order::TableOrder;
@@ -21,7 +21,7 @@ use super::{End, out_of_order};
 /// Keys that the dependency tracker remembers.
 const TRACKED_KEYS: usize = 200_000;
 
-/// The tracker, and what it is told by.
+/// The tracker, with the table orders that it needs and the counts of its results.
 pub(super) struct Scheduling {
     tracker: DependencyTracker,
     orders: TableOrders,
@@ -59,13 +59,14 @@ impl Scheduling {
         Ok(*order == TableOrder::Keys)
     }
 
-    /// A transaction begins; so many are committed here.
+    /// Begins a transaction; all up to `committed` are committed on this node.
     pub(super) fn begin(&mut self, sequence: u64, committed: u64) {
         self.orders.refresh();
         self.tracker.begin(sequence, committed);
     }
 
-    /// The transaction in hand changes a row. Returns whether its keys alone order the change.
+    /// Adds a row change of the current transaction. Returns whether its keys alone order the
+    /// change.
     pub(super) fn change(&mut self, header: &ChangeHeader<'_>) -> Result<bool, End> {
         let (table, order) = self.orders.of(header.schema.0)?.ok_or_else(out_of_order)?;
         let by_keys = match order {
@@ -90,7 +91,7 @@ impl Scheduling {
         Ok(by_keys)
     }
 
-    /// The transaction in hand truncates a table.
+    /// Adds a TRUNCATE of the current transaction.
     pub(super) fn truncate(&mut self, schema: u32) -> Result<(), End> {
         let (table, order) = self.orders.of(schema)?.ok_or_else(out_of_order)?;
         self.schedule.saw(Barrier::Truncate);
@@ -104,23 +105,23 @@ impl Scheduling {
         Ok(())
     }
 
-    /// The transaction in hand comes after all before it, and before all after it.
+    /// Orders the current transaction after all before it, and before all after it.
     pub(super) fn barrier_for_all(&mut self) {
         self.tracker.barrier_for_all();
     }
 
-    /// The same, as it is applied in pieces, or while it comes.
+    /// Orders it like `barrier_for_all`, as it is applied in chunks, or while it arrives.
     pub(super) fn too_large(&mut self) {
         self.tracker.too_large();
     }
 
-    /// The transaction in hand is not applied, and leaves no trace.
+    /// The current transaction is not applied, and leaves no trace.
     pub(super) fn abandon(&mut self) {
         self.tracker.abandon();
         self.schedule.abandoned();
     }
 
-    /// The transaction in hand is complete. Returns what it depends on.
+    /// Ends the current transaction. Returns its dependencies.
     pub(super) fn finish(&mut self, counters: &ScheduleCounters) -> Edges<'_> {
         self.schedule.entered(counters);
         self.tracker.finish().at_most(EDGES)

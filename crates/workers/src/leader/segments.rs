@@ -1,10 +1,11 @@
-//! Transactions that arrive while they run at the provider: each is kept in a file of its own
-//! ([`Spool`]) until it commits, and is then taken apart as though it had come whole.
+//! Transactions that arrive while they are in progress at the provider. Each is kept in a file of
+//! its own ([`Spool`]) until it commits, and is then read back as though it had arrived whole.
 //!
-//! Positions are not held back by them: the provider keeps what it needs to send them again until
-//! they have ended, as it does for itself. What is learnt of relations in a segment stays, whatever
-//! becomes of the transaction: a schema's number never stands for another. But a table that is new
-//! in it may never be there, so it joins the subscription with the first change that counts.
+//! They do not hold back the confirmed position: until they have ended, the provider keeps the WAL
+//! that it needs to send them again. Schemas learnt in a segment stay valid whatever becomes of the
+//! transaction: a schema's number never stands for another one. But a table that is new in a
+//! segment may never be committed, so it joins the subscription only with the first change that
+//! counts.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Instant;
@@ -21,7 +22,7 @@ use super::{End, out_of_order};
 /// subtransactions they are.
 const READ_BACK: usize = 256 * 1024;
 
-/// What has come of a transaction.
+/// The received part of a transaction.
 struct Kept {
     spool: Spool,
     content: Content,
@@ -38,7 +39,7 @@ pub(super) struct Segments {
 }
 
 impl Segments {
-    /// What came of a transaction does not count.
+    /// Drops the received part of a transaction.
     pub(super) fn forget(&mut self, xid: u32) {
         self.running.remove(&xid);
     }
@@ -52,7 +53,7 @@ impl Segments {
         self.running.get_mut(&self.current?)
     }
 
-    /// What is known of the transaction whose segment is being received.
+    /// Returns the facts about the transaction whose segment is being received.
     pub(super) fn content(&mut self) -> Option<&mut Content> {
         self.current().map(|kept| &mut kept.content)
     }
@@ -200,14 +201,14 @@ impl Reception {
         };
         if wanted {
             // Its keys were hashed at another time than those of its neighbours, perhaps under
-            // indexes that came and went with a subtransaction.
+            // indexes that a subtransaction created and rolled back.
             self.scheduling.barrier_for_all();
             let mut writer = Writer::new();
             match ending {
                 Ending::Commit(_) => writer.begin(begin)?,
                 Ending::Prepare(prepared) => writer.begin_prepared(prepared)?,
             }
-            // They were counted when they came.
+            // Its changes were counted when they arrived.
             let rows = self.intake.rows();
             if is_elsewhere {
                 self.store(writer.frame())?;
@@ -230,8 +231,8 @@ impl Reception {
         self.commit(&commit)
     }
 
-    /// Takes the content of a spool into the current transaction, which begins with the record
-    /// `begin`. An applier finds a note of versions in the frame of the Begin only.
+    /// Reads the content of a spool back into the current transaction, which begins with the record
+    /// `begin`. An applier finds a record of versions in the frame of the Begin only.
     fn read_back(&mut self, begin: &[u8], spool: &mut Spool) -> Result<(), End> {
         spool.rewind()?;
         let mut records = begin.to_vec();

@@ -1,13 +1,13 @@
-//! How far the provider's clock is from this node's: asked for, shown, warned of; and changes held
-//! back that come from the future.
+//! Measures and shows how far the provider's clock is from this node's, warns, and holds back
+//! changes with times in the future.
 //!
-//! Before it streams the leader asks by SQL, where each answer has its question. Then it sends
-//! bursts of statuses (`Burst` of `bgworker/src/skew.rs`, which has the reckoning, too). The
-//! provider's clock is all that is measured. What another node has committed and the provider
-//! passes on has a time of that node's clock, so what is held back is told by the changes' own
-//! times: nothing is handed to appliers whose version lies ahead of this node's clock by more than
-//! `braid.clock_skew_limit`. So it is the same after a restart, and after the provider's clock was
-//! set right, when there is still WAL with times that have not come.
+//! Before it streams, the leader asks by SQL, where each answer has its question. Then it sends
+//! bursts of statuses (`Burst` of `bgworker/src/skew.rs`, which also has the computation). Only the
+//! provider's clock is measured. A forwarded change carries the time of its origin's clock. So the
+//! changes' own times decide what is held back: no transaction is handed to appliers whose version
+//! lies ahead of this node's clock by more than `braid.clock_skew_limit`. This also holds after a
+//! restart. It also holds after the provider's clock was corrected, while there is still WAL with
+//! times in the future.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -47,7 +47,7 @@ fn monotonic() -> i64 {
     i64::try_from(timestamp::monotonic_nanoseconds() / 1000).unwrap_or(i64::MAX)
 }
 
-/// What a leader knows of its provider's clock.
+/// The leader's knowledge of its provider's clock.
 #[derive(Debug)]
 pub(super) struct ClockWatch {
     skew: Skew,

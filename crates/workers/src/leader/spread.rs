@@ -1,5 +1,5 @@
-//! Whether the transactions go to one applier or to all: what the rule (`braid_bgworker::breadth`)
-//! is told, and what comes of it.
+//! Applies the rule (`braid_bgworker::breadth`) that decides whether transactions go to one applier
+//! or to all.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -15,17 +15,17 @@ use crate::applier;
 /// for these too.
 const INTERVAL: Duration = Duration::from_millis(1);
 
-/// What is remembered from look to look.
+/// The state between two looks.
 #[derive(Debug)]
 pub(super) struct Spread {
     /// `None` where commits do not wait for each other.
     chooser: Option<Chooser>,
     began: Instant,
     looked: Duration,
-    /// What was found; `None` where there is nothing to choose, and all take what there is, small
-    /// transactions in runs.
+    /// The result of the rule. `None` if there is nothing to choose, and all appliers claim
+    /// transactions, small ones in runs.
     breadth: Option<Breadth>,
-    /// Appliers that there were.
+    /// The number of appliers at the last look.
     appliers: usize,
 }
 

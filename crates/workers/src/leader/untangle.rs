@@ -20,7 +20,7 @@ pub(super) struct Tangle {
     looked_at: Instant,
     /// Transactions that were committed then.
     committed: u64,
-    /// What was found then.
+    /// The transactions that were found then.
     found: BTreeSet<u32>,
 }
 

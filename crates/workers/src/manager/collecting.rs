@@ -13,7 +13,8 @@ use super::SETTLED;
 use crate::collector;
 
 /// Pauses (ms) before a collector that has ended, or could not be started, is started again: the
-/// first, and the longest. That is shorter than whoever needs it waits (`tombstone::waiting`).
+/// first, and the longest. Processes that need the collector wait longer than that
+/// (`tombstone::waiting`).
 const COLLECTOR_PAUSES: [u64; 2] = [100, 5_000];
 
 /// The collector's process, and when it is started again.

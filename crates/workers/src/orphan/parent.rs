@@ -7,7 +7,7 @@
 //!
 //! A row may still refer to another one although both were deleted: the other's deletion may be on
 //! its way. So a row is put back only once everything has arrived that was committed up to its
-//! deletion: whoever deleted it had seen the deletions of the rows that referred to it.
+//! deletion: the writer of that deletion had seen the deletions of the rows that referred to it.
 //!
 //! An image is found by the values of the referenced columns as it has them, member by member:
 //! `{"id": {"a": 1}}` also contains, as jsonb says it, what is in the image of `{"a": 1, "b": 2}`.
@@ -72,7 +72,7 @@ struct Image {
     statement: String,
 }
 
-/// What came of a referenced row.
+/// The outcome for a referenced row.
 enum Outcome {
     PutBack,
     /// To be tried again.
