@@ -36,11 +36,11 @@ fn ranges(cells: &[Vec<Option<String>>]) -> Result<Vec<Range>, PgError> {
     Ok(ranges)
 }
 
-/// Returns what all appliers of a subscription have committed beyond `mark`. Rows that say nothing
-/// any more go. In a transaction of the caller's, while none of them runs.
+/// Returns what all appliers of a subscription have committed beyond `mark`. Rows that are not
+/// beyond it are removed. In the caller's transaction, while no applier runs.
 ///
 /// # Errors
-/// Whatever SPI says; XX001.
+/// Those of SPI; XX001.
 pub fn ahead_of(subscription_id: u32, mark: u64) -> Result<AppliedAhead, PgError> {
     let id = i64::from(subscription_id);
     let found = rows(
@@ -77,10 +77,10 @@ impl AppliedRow {
         }
     }
 
-    /// What is in it beyond `mark`. In a transaction of the caller's.
+    /// Reads what the row has beyond `mark`. In the caller's transaction.
     ///
     /// # Errors
-    /// Whatever SPI says; XX001.
+    /// Those of SPI; XX001.
     pub fn read(&self, mark: u64) -> Result<Applied, PgError> {
         let found = rows(
             "select array_to_string(ranges, ',') from braid.applied where subscription_id = $1 and applier = $2 and ranges <> '{}'",
@@ -92,10 +92,10 @@ impl AppliedRow {
         Ok(Applied::resume(ranges(&found)?, mark))
     }
 
-    /// Put `applied` into it, in the transaction in hand, which is committed next.
+    /// Writes `applied` into the row, in the current transaction, which is committed next.
     ///
     /// # Errors
-    /// Whatever PostgreSQL raises.
+    /// Those of PostgreSQL.
     pub fn write(&mut self, applied: &Applied) -> Result<(), PgError> {
         let oid = own_table("applied")?;
         let keys = [
@@ -153,7 +153,7 @@ impl AppliedRow {
         // SAFETY: as the caller says.
         unsafe {
             match self.place {
-                // What was written last may have been rolled back, and a table be rewritten.
+                // The last write may have been rolled back, or the table may have been rewritten.
                 Some(place) if is_at(relation, place, keys) => Some(place),
                 _ => look_up(relation, keys),
             }
@@ -165,14 +165,14 @@ fn lock() -> i32 {
     LockMode::RowExclusive.as_raw()
 }
 
-/// Whether the row with these keys is visible there.
+/// Whether the row with these keys is visible at this place.
 unsafe fn is_at(
     relation: pg_sys::Relation,
     mut place: pg_sys::ItemPointerData,
     keys: [pg_sys::Datum; 2],
 ) -> bool {
     // SAFETY: the table is open; the block is one that it has; the slot is of the table's kind and
-    // freed here. A line pointer that holds no row gives none.
+    // freed in this function. A line pointer that holds no row gives none.
     unsafe {
         let blocks =
             pg_sys::RelationGetNumberOfBlocksInFork(relation, pg_sys::ForkNumber::MAIN_FORKNUM);
@@ -205,7 +205,7 @@ unsafe fn look_up(
     relation: pg_sys::Relation,
     keys: [pg_sys::Datum; 2],
 ) -> Option<pg_sys::ItemPointerData> {
-    // SAFETY: the scan ends here; the tuple's place is read before that.
+    // SAFETY: the scan ends in this function; the tuple's place is read before that.
     unsafe {
         let index = compat::primary_key_index(relation);
         let mut scan_keys = [pg_sys::ScanKeyData::default(); 2];

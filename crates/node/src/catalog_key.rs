@@ -1,8 +1,8 @@
 //! The unique keys of a table, read from the catalogs' caches. Run by the leader and the appliers
 //! when a relation's first change comes, so each row is found by its key.
 //!
-//! Not for: relations that are locked. No lock is taken here, so that the leader waits for nobody;
-//! what is dropped meanwhile is passed over.
+//! Not for: relations that are locked. This module takes no lock, so that the leader never waits;
+//! relations that are dropped meanwhile are ignored.
 
 use braid_bgworker::table_order::{ColumnType, KeyColumn, LocalKey};
 use braid_postgres::encoding;
@@ -19,12 +19,12 @@ const EQUAL: u16 = 3;
 /// Anum_pg_index_indrelid of src/include/catalog/pg_index.h, 15 to 18.
 const TABLE: i16 = 2;
 
-/// A row of pg_index, as far as it matters here.
+/// The needed columns of a row of pg_index.
 struct Index {
     oid: pg_sys::Oid,
     is_exclusion: bool,
     nulls_equal: bool,
-    /// It holds for all rows, after each statement.
+    /// The index holds for all rows, after each statement.
     is_plain: bool,
     /// Column in the table, operator class and collation of each key column.
     columns: Vec<(i16, pg_sys::Oid, pg_sys::Oid)>,

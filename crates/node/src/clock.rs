@@ -2,16 +2,16 @@
 //! than a row it may have seen. Run by every session of a server that has the library preloaded.
 //!
 //! The version of a row is its transaction's commit timestamp, which PostgreSQL takes from the
-//! clock right after the callbacks that run before a commit. So it is enough to wait in one of
-//! these until the clock is past the newest version that this database has seen: the newest
-//! timestamp that was applied here, raised before its commit makes it visible, or that a
-//! transaction of this node had, up to `GRAIN`. The latter is for a clock that steps back: a node's
-//! own order of commits is the order of their versions then too.
+//! clock right after the callbacks that run before a commit. So it is enough to wait in such a
+//! callback until the clock is past the newest version that this database has seen. That is the
+//! newest timestamp that was applied on this node, raised before its commit makes it visible, or
+//! that a transaction of this node had, up to `GRAIN`. The latter is for a clock that is set back:
+//! then too the order of a node's commits is the order of their versions.
 //!
-//! Where there is nothing to wait for, this costs a few loads. Locks are held while it waits; so it
-//! does not where the limit would not suffice: then the transaction gets a version of its own,
-//! right after the newest one (`local_version.rs`). So versions grow whatever clocks do, like those
-//! of a hybrid logical clock (Kulkarni et al., Logical Physical Clocks, OPODIS 2014).
+//! Without a need to wait, this costs a few loads. Locks are held during the wait. So if the limit
+//! would not suffice, the session does not wait: the transaction gets a version of its own, right
+//! after the newest one (`local_version.rs`). So versions grow whatever clocks do, like those of a
+//! hybrid logical clock (Kulkarni et al., Logical Physical Clocks, OPODIS 2014).
 
 use std::cell::Cell;
 use std::ffi::CStr;
@@ -53,7 +53,8 @@ const WARNING_INTERVAL: i64 = 10_000_000;
 /// Commits of this process do not wait, though it is no worker.
 static EXEMPT: AtomicBool = AtomicBool::new(false);
 thread_local! {
-    /// This process has looked whether its database has the extension, when nobody had told.
+    /// This process has looked whether its database has the extension, as no manager had registered
+    /// it.
     static LOOKED_FOR_EXTENSION: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -63,8 +64,8 @@ pub(crate) fn install() {
     transaction::on_end(at_end);
 }
 
-/// A change of this timestamp (TimestampTz) is about to become visible here. In its transaction, if
-/// it has one of this process's.
+/// A change of this timestamp (TimestampTz) is about to become visible on this node. Called in its
+/// transaction, if this process has one for it.
 pub fn seen(timestamp: i64) {
     let Some(entry) = registry::my_manager() else {
         return;
@@ -81,13 +82,13 @@ pub fn seen(timestamp: i64) {
     }
 }
 
-/// The server has started, and its clock may have been set meanwhile: the newest of what was
-/// written down, and of the last transactions, counts as seen. Those that were applied are known by
-/// their origins, which belong to this database. Those that were written here may have been so in
-/// another one; they are ahead of the clock only if it was set back. To be called in a transaction.
+/// The server has started, and its clock may have been set meanwhile. The newest version that was
+/// stored counts as seen, and so do the last transactions. Applied ones are known by their origins,
+/// which belong to this database. Local ones may be of another database; they are ahead of the
+/// clock only if it was set back. To be called in a transaction.
 ///
 /// # Errors
-/// 42P01 where the extension is not there.
+/// 42P01 if the extension is missing.
 pub fn remember() -> Result<(), PgError> {
     let Some(entry) = registry::my_manager() else {
         return Ok(());
@@ -159,9 +160,9 @@ pub(crate) fn before(statement: Utility<'_>) {
     }
 }
 
-/// The transaction in hand, which has written something, is about to commit as one of this node's:
-/// its version is to be past whatever this database has seen. Waits for the clock, or gives it a
-/// version of its own. Serves interrupts.
+/// The current transaction, which has written something, is about to commit as one of this node's.
+/// Its version must be newer than all that this database has seen. Waits for the clock, or gives
+/// the transaction a version of its own. Serves interrupts.
 pub fn before_own_commit() {
     let Some(entry) = entry() else {
         return;
@@ -184,12 +185,12 @@ fn next_version(entry: &ManagerEntry) -> i64 {
     }
 }
 
-/// As [`before_own_commit`] for a transaction that was prepared. What it has written can't be added
-/// to: its version is written by the transaction in hand, which is COMMIT PREPARED's own and is
-/// committed for that, and the next one is begun. If the server ends in between, or COMMIT PREPARED
-/// fails, there is a version of a transaction that is still prepared; whoever commits it then gives
-/// it another, whatever the clock says, for much may have come after the first. In the transaction
-/// of a command that commits by itself.
+/// Does the same as [`before_own_commit`] for a prepared transaction. Nothing can be added to its
+/// writes. So COMMIT PREPARED's own transaction writes the version and commits, and the next one is
+/// begun. If the server stops in between, or COMMIT PREPARED fails, a transaction that is still
+/// prepared has a version. The next COMMIT PREPARED then writes a newer one, whatever the clock
+/// says, as other changes may have arrived since the first. In the transaction of a command that
+/// commits by itself.
 fn before_commit_prepared(name: &CStr) {
     if server::is_in_recovery() {
         return;
@@ -268,8 +269,8 @@ impl Drop for Exempt {
     }
 }
 
-/// What this database has seen, also if no manager has come to it since the server started. `None`
-/// where the extension is not.
+/// The entry with what this database has seen, also if no manager has registered it since the
+/// server started. `None` if the extension is missing.
 fn entry() -> Option<&'static ManagerEntry> {
     let entry = registry::my_manager().or_else(|| {
         if !LOOKED_FOR_EXTENSION.replace(true) && find_table("braid", "origin").ok()?.is_some() {
@@ -284,8 +285,8 @@ fn entry() -> Option<&'static ManagerEntry> {
     Some(entry)
 }
 
-/// What this database has seen, for who wants to read it: also before anybody has committed
-/// anything since the server started. In a transaction.
+/// Returns the entry with what this database has seen, for display; also before anything was
+/// committed since the server started. In a transaction.
 #[must_use]
 pub fn status() -> Option<&'static ManagerEntry> {
     if server::is_in_recovery() {

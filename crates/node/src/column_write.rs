@@ -1,20 +1,20 @@
-//! Who wrote which columns of a row, where columns are registers of their own (column rule
-//! `last_update_wins`): rows of `braid.column_write`.
+//! Records which node wrote which columns of a row, for columns that are registers of their own
+//! (column rule `last_update_wins`): rows of `braid.column_write`.
 //!
-//! A row's version tells who wrote it last, and not which of its columns. So in tables with such a
-//! rule appliers write down, in the transaction of each change, which of these columns it has given
-//! its values. Local sessions write nothing down: the collector of deletions (`workers/collector`)
-//! reads it off WAL.
+//! A row's version says which node wrote it last, and not which of its columns. So in tables with
+//! such a rule appliers record, in the transaction of each change, which of these columns the
+//! change has set. Local sessions record nothing: the collector of deletions (`workers/collector`)
+//! reads their writes from WAL.
 //!
-//! | a write by | is told by |
+//! | a write by | is in |
 //! |---|---|
-//! | an applier | its row here, from its commit on |
-//! | a session, and `collected_lsn` is before its commit | WAL: who has to know waits for the collector, with the row locked |
-//! | a session, and it is collected | its row here |
+//! | an applier | a row of the table, from its commit on |
+//! | a session, and `collected_lsn` is before its commit | WAL; readers wait for the collector |
+//! | a session, and it is collected | a row of the table |
 //!
-//! It is asked for what is newer than a change only. Nothing is ever changed here; what is older
-//! than anything that can still arrive is removed (`manager.rs`). A row may be here twice, after a
-//! crash.
+//! Only writes that are newer than a change are looked up. A reader waits for the collector with
+//! the changed row locked. Rows of the table are never updated; those older than any change that
+//! may still arrive are removed (`manager.rs`). After a crash a row may be present twice.
 
 use std::ops::ControlFlow;
 
@@ -36,11 +36,11 @@ const COLUMNS: usize = 5;
 pub struct ColumnWrite {
     /// Hash of its table and key (`apply/key_hash/`).
     pub hash: u64,
-    /// Its table here.
+    /// OID of the local table.
     pub relation: u32,
     /// Commit timestamp at its origin, microseconds since 1970-01-01 UTC.
     pub timestamp: i64,
-    /// Where it was written: a replication origin, 0 for here.
+    /// The node that wrote: a replication origin, 0 for this node.
     pub origin: ReplOriginId,
     /// Numbers of the columns; `None`: all.
     pub columns: Option<Vec<i16>>,
@@ -56,10 +56,10 @@ impl ColumnWrite {
     }
 }
 
-/// Write writes down. In a transaction of the caller's: they are there when it commits.
+/// Stores writes. In the caller's transaction: they count when it commits.
 ///
 /// # Errors
-/// Whatever PostgreSQL raises.
+/// Those of PostgreSQL.
 pub fn store(writes: &[ColumnWrite]) -> Result<(), PgError> {
     if writes.is_empty() {
         return Ok(());
@@ -79,18 +79,18 @@ pub fn store(writes: &[ColumnWrite]) -> Result<(), PgError> {
     Ok(())
 }
 
-/// Hand on all writes of the row with this hash that are remembered, the transaction's own too. The
-/// row is locked by the caller, or was written by nobody else.
+/// Passes on all recorded writes of the row with this hash, the transaction's own too. The caller
+/// has locked the row, or no other session has written it.
 ///
 /// # Errors
-/// Whatever PostgreSQL raises.
+/// Those of PostgreSQL.
 pub fn each(hash: u64, mut take: impl FnMut(ColumnWrite)) -> Result<(), PgError> {
     let by = By {
         index: own_table("column_write_key_hash")?,
         value: hash.cast_signed(),
     };
-    // What runs is the caller's own, as others would have the row locked; or the collector's, and
-    // true whether it commits or not.
+    // An uncommitted record is the caller's own, as others would have the row locked. Or it is the
+    // collector's, and true whether it commits or not.
     table_scan::each::<COLUMNS>(own_table("column_write")?, Some(by), Sees::Running, |row| {
         let [_, timestamp, relation, origin, _] = row.values;
         take(ColumnWrite {
@@ -105,14 +105,15 @@ pub fn each(hash: u64, mut take: impl FnMut(ColumnWrite)) -> Result<(), PgError>
     Ok(())
 }
 
-/// What sessions of this node have committed of a row that is locked now, and that transaction
-/// `writer` wrote last, is written down when this returns.
+/// Waits until the committed writes of this node's sessions to a row are recorded. The row is
+/// locked, and transaction `writer` wrote it last.
 ///
-/// Where the collector has come past the end of `writer` it has come past all that was there
-/// before. Otherwise past the record of the lock: whoever wrote the row has committed before that.
+/// If the collector is past the end of `writer`, it is past all earlier writes too. Otherwise the
+/// function waits until the collector is past the WAL record of the row lock: the row's writers
+/// have committed before that.
 ///
 /// # Errors
-/// 40001 where the collector does not get there: the transaction is to be rolled back, and applied
+/// 40001 if the collector does not get that far: the transaction is to be rolled back, and applied
 /// again.
 pub fn wait_for_local(writer: pg_sys::TransactionId) -> Result<(), PgError> {
     if registry::is_collected(writer) {

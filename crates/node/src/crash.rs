@@ -1,6 +1,6 @@
-//! Notes of what the processes of a subscription have in hand, which outlive a crash of the server:
-//! a server that crashes at one transaction must not do so for ever. Run by leaders, appliers and
-//! copy workers; sessions remove the files, too. `braid_bgworker::crash` decides.
+//! Records of the current transactions of a subscription's processes, which outlive a crash of the
+//! server: a server that crashes at one transaction must not do so for ever. Run by leaders,
+//! appliers and copy workers; sessions remove the files, too. `braid_bgworker::crash` decides.
 //!
 //! A process that dies by a signal takes shared memory and all other processes with it. So the
 //! notes are small files below `pg_stat_tmp`. They outlive the processes, but not the operating
@@ -12,15 +12,15 @@
 //! that are gone.
 //!
 //! A slot bears the number of the server's life: the time at which shared memory was set up. A
-//! leader that starts looks at slots of earlier lives. Those that run or apply are of processes
-//! that died by a signal. A process that is told to end because another one crashed (SIGQUIT) says
-//! so in its slot.
+//! leader that starts looks at slots of earlier lives. A slot in state runs or applies belongs to a
+//! process that died by a signal. A process that is asked to end because another one crashed
+//! (SIGQUIT) says so in its slot.
 //!
 //! In ordinary operation a process writes when it starts and when it ends. A transaction costs
 //! nothing. If a process of the subscription has died by a signal, the head says *cautious*:
-//! transactions are applied one by one ([`is_cautious`]), and each, and each table of it, is
-//! written down before it is touched, which costs some microseconds. Caution ends 20,000
-//! transactions later: no more can have been in hand.
+//! transactions are applied one by one ([`is_cautious`]). Each of them, and each of its tables, is
+//! recorded before it is touched, which costs some microseconds. Caution ends 20,000 transactions
+//! later: no more can have been in flight.
 
 use std::cell::Cell;
 use std::fs::{File, OpenOptions};
@@ -136,8 +136,8 @@ pub fn forget_databases(is_gone: impl Fn(u32) -> bool) {
     }
 }
 
-/// Looks at what processes of the server's earlier lives had in hand. A leader calls it before it
-/// has other processes.
+/// Looks at the work that processes of the server's earlier lives were doing. A leader calls it
+/// before it starts other processes.
 ///
 /// # Errors
 /// 57P02, with the position by which a transaction is skipped, when the subscription is to stop.
@@ -199,7 +199,7 @@ pub fn look_back(subscription: u32, subscription_name: &str) -> Result<(), (PgEr
     Err((error, head.at.error_lsn))
 }
 
-/// Names the work in hand for people, and says in a sentence what is known of it.
+/// Names the work of a slot for people, and describes it in a sentence.
 fn describe(at: InHand) -> (String, String) {
     let relation = at.relation.to_string();
     let table = braid_postgres::error::transaction(|| {
@@ -304,8 +304,8 @@ fn write(bytes: &[u8], skip: i64) {
     let file = FILE.load(Ordering::Acquire);
     if file >= 0 {
         let at = STATE_AT.load(Ordering::Relaxed) + skip;
-        // SAFETY: an open file of this process's own. What can't be written is not known after a
-        // crash, no more.
+        // SAFETY: an open file of this process's own. If the write fails, the only loss is this
+        // record.
         unsafe { libc_pwrite(file, bytes.as_ptr(), bytes.len(), at) };
     }
 }
@@ -345,7 +345,8 @@ fn note(change: impl FnOnce(&mut Slot) -> bool) {
     }
 }
 
-/// Takes a transaction in hand. `error_lsn` is the position by which it is skipped.
+/// Records that a transaction becomes the current one. `error_lsn` is the position by which it is
+/// skipped.
 pub fn take(commit_lsn: u64, error_lsn: u64) {
     // `begin` writes the note.
     if let Some(mut own) = OWN.get().filter(|own| own.is_cautious) {
@@ -358,7 +359,7 @@ pub fn take(commit_lsn: u64, error_lsn: u64) {
     }
 }
 
-/// Notes that the transaction in hand begins.
+/// Records that the current transaction begins.
 pub fn begin(xid: u32, commit_lsn: u64) {
     note(|slot| {
         slot.state = State::Applies;
@@ -383,7 +384,8 @@ pub fn change(relation: u32) {
     });
 }
 
-/// Notes that nothing is in hand. The transaction was the `sequence`th since the leader started.
+/// Records that there is no current transaction. The last was the `sequence`th since the leader
+/// started.
 pub fn done(sequence: u64) {
     note(|slot| std::mem::replace(&mut slot.state, State::Idle) != State::Idle);
     if sequence > CAUTIOUS {

@@ -7,19 +7,23 @@
 //! the row wins.
 //!
 //! So the manager copies the commit timestamps of old transactions (`workers/keep_commits.rs`) into
-//! `braid.kept_commit`, by blocks of consecutive ids, where older changes may still arrive. Where
-//! nobody stays away for long there is nothing to copy.
+//! `braid.kept_commit`, by blocks of consecutive ids, if older changes may still arrive. If no node
+//! is away for long, there is nothing to copy.
 //!
 //! Rows of the table:
 //!
-//! | `first_xid` | `newest` | `commits` | |
-//! |---|---|---|---|
-//! | a block's first transaction, with its epoch | the newest version in it | [the block](braid_bgworker::commit_block) | removed when nothing can arrive any more that is older than `newest` |
-//! | a block's first transaction | null | null | blocks before this one were looked at: one row |
+//! | `first_xid` | `newest` | `commits` |
+//! |---|---|---|
+//! | a block's first transaction, with its epoch | newest version in the block | the block |
+//! | a block's first transaction | null | null |
 //!
-//! Shared memory says for which transactions it is worth looking into the table. Who asks does so
-//! after a look at what PostgreSQL has, and a block is there long before that is forgotten; so it
-//! does not matter that shared memory hears of it after the commit.
+//! `braid_bgworker::commit_block` has the format of a block. A block is removed when no change can
+//! arrive any more that is older than `newest`. One row has nulls: the blocks before its block were
+//! examined.
+//!
+//! Shared memory has the range of transactions for which the table is read. A reader asks
+//! PostgreSQL first. A block is stored long before PostgreSQL forgets its transactions, so shared
+//! memory may learn of it after the commit.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -44,7 +48,7 @@ const REMEMBERED: usize = 8;
 type Block = Rc<Vec<Option<Commit>>>;
 
 thread_local! {
-    /// Those that were asked for last, the newest first.
+    /// The blocks that were read last, the newest first.
     static KNOWN: RefCell<VecDeque<(u64, Block)>> = const { RefCell::new(VecDeque::new()) };
 }
 

@@ -5,15 +5,16 @@
 //! (`max_replication_slots`, from 18 on `max_active_replication_origins`). Each is dropped as soon
 //! as its database is gone, its node was taken down, or the extension was dropped:
 //!
-//! | what is gone | dropped by | `braid.origin` |
+//! | gone object | dropped by | `braid.origin` |
 //! |---|---|---|
-//! | the database | the session that drops it; else the manager of any database | gone with it |
-//! | the node, with its subscriptions | the database's manager | stays: rows have the origins' numbers |
-//! | the extension | the database's manager, when it ends or looks for the extension | gone with it |
+//! | the database | the session that drops it; else any database's manager | gone with it |
+//! | the node, with its subscriptions | the database's manager | stays: rows refer to it |
+//! | the extension | the database's manager, when it ends or looks for it | gone with it |
 //!
-//! PostgreSQL forgets an origin's position at once, whatever becomes of the transaction. So no
-//! origin is dropped before the transaction has committed that makes it superfluous: a subscription
-//! that is there after all would begin anew. `DROP DATABASE` has removed the files by then.
+//! PostgreSQL forgets an origin's position at once, even if the transaction rolls back. So no
+//! origin is dropped before the transaction has committed that makes it superfluous: otherwise a
+//! subscription that still exists would start again from the beginning. `DROP DATABASE` has removed
+//! the files by then.
 //!
 //! Not for: origins of a subscription that was dropped. The next one from the same node uses them.
 
@@ -36,7 +37,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_millis(100);
 
 thread_local! {
-    /// The database that the statement in hand drops; 0: none.
+    /// The database that the current statement drops; 0: none.
     static DROPPED: Cell<u32> = const { Cell::new(0) };
 }
 
@@ -102,7 +103,7 @@ fn drop_one(name: &str) -> bool {
 /// Drops the origins of databases that are gone. Returns how many are in use.
 ///
 /// # Errors
-/// Whatever SPI says.
+/// Those of SPI.
 fn drop_orphans() -> Result<usize, PgError> {
     // The origins first: one whose database is missing from a later list has outlived it. A
     // database that is made in between, with its origins, is in none of the two.
@@ -134,7 +135,7 @@ pub fn sweep() {
 /// `braid.origin` stay. To be called by the manager, outside of a transaction.
 pub fn drop_of_no_node() {
     let dropped = error::transaction(|| {
-        // Whoever needs an origin waits, and then finds that it is gone.
+        // A process that needs an origin waits, and then finds that it is gone.
         execute("lock table braid.origin in share row exclusive mode", &[])?;
         let found = rows(
             "select 'braid/' || o.node_name || '/' || d.oid || lpad(o.number::text, greatest(4, length(o.number::text)), '0') \

@@ -1,29 +1,31 @@
 //! Versions of this node's own transactions that are not the times of their commits. Written by
-//! sessions whose clock is further behind than they may wait (`clock.rs`), read by whoever wants a
-//! row's version, and by the output plugin.
+//! sessions whose clock is further behind than they may wait (`clock.rs`). Read by all processes
+//! that need a row's version, and by the output plugin.
 //!
-//! The commit record tells the time by the clock, which PostgreSQL lets nobody change. So a row of
-//! `braid.local_version`, written by the transaction itself as the last thing that it does, tells
-//! the version by its transaction id; one more for each subtransaction that has written rows, which
-//! have its id. For one that was prepared, which nothing can be added to, another transaction
-//! writes it just before COMMIT PREPARED (`clock.rs`); where that is not carried out then, the next
-//! attempt writes one more, and the newest counts. The plugin sends that as the time of the commit
-//! (`plugin/version.rs`); what is subscribed elsewhere never sees the other one.
+//! The commit record has the time by the clock, which an extension can't change. So the transaction
+//! itself writes a row of `braid.local_version` as its last action: its transaction id and the
+//! version. It writes one more for each subtransaction that has written rows, which have its id.
+//! Nothing can be added to a prepared transaction, so another one writes the row just before COMMIT
+//! PREPARED (`clock.rs`). If that fails, the next attempt writes one more, and the newest counts.
+//! The plugin sends the version as the time of the commit (`plugin/version.rs`); subscribers never
+//! see the other time.
 //!
-//! As there are none usually, shared memory says whether there may be any:
+//! Usually there are none. So shared memory says whether there may be any:
 //!
 //! | state | |
 //! |---|---|
-//! | `UNKNOWN` | since the server was started: who asks, the manager at the latest, looks at the table |
-//! | `NONE` | there were none when somebody looked |
-//! | `SOME` | there were some, or set by who writes one, before that; never taken back while the server runs. Beside it stands from which to which transaction they are, so that all is as cheap as before once the clock is right |
+//! | `UNKNOWN` | since the server was started; the first reader reads the table (or the manager) |
+//! | `NONE` | there were none when the table was read |
+//! | `SOME` | there were some, or a writer is about to write one; stays while the server runs |
 //!
-//! Who has looked takes the place of `UNKNOWN` only, so `NONE` can't hide one that was written
-//! meanwhile. Who asks for the version of a transaction does so after its commit, hence after
-//! `SOME`.
+//! With `SOME`, shared memory also has the first and the last of these transactions. So all is as
+//! cheap as before once the clock is right.
 //!
-//! Rows under id 0 say up to where changes were applied here, where that is ahead of the clock: it
-//! is to be known again after a restart.
+//! A reader only replaces `UNKNOWN`, so `NONE` can't hide a version that was written meanwhile. A
+//! process reads the version of a transaction after its commit, hence after `SOME`.
+//!
+//! Rows under id 0 have the time up to which changes were applied on this node, if it is ahead of
+//! the clock: it is needed again after a restart.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -48,15 +50,15 @@ const NONE: u32 = 1;
 const SOME: u32 = 2;
 /// Columns of `braid.local_version`.
 const COLUMNS: usize = 2;
-/// What is known of so many transactions is remembered by a process.
+/// A process remembers the versions of at most this many transactions.
 const REMEMBERED: usize = 4096;
-/// Microseconds by which more is written down than was seen, so that it is not written with each
+/// Microseconds by which the stored time exceeds the seen one, so that it is not written with each
 /// change.
 const AHEAD: i64 = 1_000_000;
 
 thread_local! {
     static KNOWN: RefCell<HashMap<u64, Option<i64>>> = RefCell::default();
-    /// What the transaction in hand has marked; 0: nothing.
+    /// The time that the current transaction has marked; 0: none.
     static MARKED: Cell<i64> = const { Cell::new(0) };
 }
 
@@ -137,8 +139,8 @@ pub fn of(xid: pg_sys::TransactionId) -> Option<i64> {
     version
 }
 
-/// What is written down for a transaction, whether it has committed or is prepared, microseconds
-/// since 1970-01-01 UTC. In a transaction without a historic snapshot.
+/// The stored version of a transaction, whether it has committed or is prepared, microseconds since
+/// 1970-01-01 UTC. In a transaction without a historic snapshot.
 #[must_use]
 pub(crate) fn written_for(full: u64) -> Option<i64> {
     let mut version: Option<i64> = None;
@@ -147,7 +149,7 @@ pub(crate) fn written_for(full: u64) -> Option<i64> {
         index,
         value: i64::try_from(full).unwrap_or(i64::MAX),
     };
-    // WAL may be decoded before the transaction has ended for others: its row is to be seen
+    // WAL may be decoded before the transaction has ended for others: its row must be visible
     // nevertheless.
     table_scan::each::<COLUMNS>(table, Some(by), Sees::Running, |row| {
         let [_, timestamp] = row.values;
@@ -174,8 +176,8 @@ pub fn commit_data(xid: pg_sys::TransactionId) -> Option<(i64, ReplOriginId)> {
     still_known(xid).or_else(|| kept_commit::of(xid))
 }
 
-/// The transaction in hand, which is about to commit, is to have this version (TimestampTz).
-/// Returns whether it has: not where the extension is dropped.
+/// Gives the current transaction, which is about to commit, this version (TimestampTz). Returns
+/// whether it has it: not if the extension is being dropped.
 pub(crate) fn assign(timestamp: i64) -> bool {
     let whole = transaction::assign_top_full_id();
     // Rows have the ids of the subtransactions that have written them.
@@ -185,24 +187,24 @@ pub(crate) fn assign(timestamp: i64) -> bool {
     assign_to(whole, timestamp)
 }
 
-/// The transaction in hand gets this version (microseconds since 1970-01-01 UTC) whatever the time
-/// of its commit. To be called as the last thing that it does, at its top level. Returns whether it
-/// has the version: not where the extension is dropped.
+/// Gives the current transaction this version (microseconds since 1970-01-01 UTC), whatever the
+/// time of its commit. To be called as its last action, at its top level. Returns whether it has
+/// the version: not if the extension is being dropped.
 ///
-/// The time must not be much older than the commit: versions are told by the commit alone once
-/// nothing older than this version can come.
+/// The time must not be much older than the commit: once no change can arrive that is older than
+/// this version, only the commit's own time counts.
 #[must_use]
 pub fn commit_as(timestamp: i64) -> bool {
     assign(timestamp.saturating_sub(EPOCH_DIFFERENCE))
 }
 
-/// As [`assign`] for another transaction, which is prepared: counts once the one in hand has
+/// Gives another transaction, which is prepared, this version: it counts once the current one has
 /// committed.
 pub(crate) fn assign_to(full: u64, timestamp: i64) -> bool {
     let Some(table) = table() else {
         return false;
     };
-    // What there was before is to be known, then.
+    // Then earlier versions must be known.
     may_be();
     if let Some(entry) = registry::my_manager() {
         include(entry, full);
@@ -212,8 +214,8 @@ pub(crate) fn assign_to(full: u64, timestamp: i64) -> bool {
     true
 }
 
-/// What has come here reaches up to this time (TimestampTz), which is to be known after a restart.
-/// In the transaction that brings it.
+/// Records that applied changes reach up to this time (TimestampTz), which is needed after a
+/// restart. In the transaction that applies them.
 pub fn mark(timestamp: i64) {
     let Some(entry) = registry::my_manager() else {
         return;
@@ -230,8 +232,8 @@ pub fn mark(timestamp: i64) {
     MARKED.set(timestamp);
 }
 
-/// The transaction in hand has ended. What it has marked is there for others only now, and only if
-/// it has committed.
+/// The current transaction has ended. Only now, and only if it has committed, its marked time is
+/// visible to others.
 pub fn ended(committed: bool) {
     let marked = MARKED.replace(0);
     if marked != 0
@@ -250,10 +252,10 @@ fn write(table: pg_sys::Oid, xid: i64, timestamp: i64) {
     table_scan::insert(table, std::iter::once(row));
 }
 
-/// The newest that is written down here (TimestampTz). In a transaction.
+/// The newest time that is stored on this node (TimestampTz). In a transaction.
 ///
 /// # Errors
-/// 42P01 where the extension is not there.
+/// 42P01 if the extension is missing.
 pub fn newest() -> Result<Option<i64>, PgError> {
     let table = table().ok_or_else(|| {
         PgError::new(

@@ -35,10 +35,10 @@ fn parse(rows: Vec<Vec<Option<String>>>) -> Vec<OriginId> {
 
 /// Gives a subscription an origin for `node` at each place below `count` that has none: one that a
 /// dropped subscription left, or a new one. The process with that number uses it, and a place keeps
-/// its origin for as long as the subscription lives. In a transaction of the caller's.
+/// its origin for as long as the subscription lives. In the caller's transaction.
 ///
 /// # Errors
-/// Whatever SPI says.
+/// Those of SPI.
 pub fn ensure(subscription_id: u32, node: &str, count: usize) -> Result<(), PgError> {
     // One at a time: two leaders that start at once must not take the same.
     execute("lock table braid.origin in share row exclusive mode", &[])?;
@@ -56,7 +56,7 @@ pub fn ensure(subscription_id: u32, node: &str, count: usize) -> Result<(), PgEr
         )
         .map(parse)?;
         match left.first() {
-            // What another subscription had applied says nothing of this one.
+            // The position of another subscription says nothing about this one.
             Some(origin) => advance(*origin, 0),
             None => create(Owner::Subscription(id, place), node)?,
         }
@@ -64,10 +64,10 @@ pub fn ensure(subscription_id: u32, node: &str, count: usize) -> Result<(), PgEr
     Ok(())
 }
 
-/// The origin that the process with this number has for `node`. In a transaction of the caller's.
+/// The origin that the process with this number has for `node`. In the caller's transaction.
 ///
 /// # Errors
-/// Whatever SPI says.
+/// Those of SPI.
 pub fn at_place(
     subscription_id: u32,
     node: &str,
@@ -88,7 +88,7 @@ pub fn at_place(
 /// the caller's.
 ///
 /// # Errors
-/// Whatever SPI says.
+/// Those of SPI.
 pub fn all_of(subscription_id: u32, node: &str) -> Result<Vec<OriginId>, PgError> {
     rows(
         "select origin_id::text from braid.origin where subscription_id = $1 and node_name = $2::name order by place",
@@ -97,11 +97,11 @@ pub fn all_of(subscription_id: u32, node: &str) -> Result<Vec<OriginId>, PgError
     .map(parse)
 }
 
-/// Whether a subscription may use one more origin for `node` than `count`, which it has: so that
-/// some are left for those who can't do without. In a transaction of the caller's.
+/// Whether a subscription may use one more origin for `node` than the `count` that it has: some
+/// must be left for subscriptions that have none. In the caller's transaction.
 ///
 /// # Errors
-/// Whatever SPI says.
+/// Those of SPI.
 pub fn has_room(subscription_id: u32, node: &str, count: usize) -> Result<bool, PgError> {
     if all_of(subscription_id, node)?.len() > count {
         return Ok(true);
@@ -121,7 +121,7 @@ pub fn has_room(subscription_id: u32, node: &str, count: usize) -> Result<bool, 
 /// without; with that one.
 const SPARE_ORIGINS: i64 = 3;
 
-/// Whose an origin is.
+/// The owner of an origin.
 #[derive(Debug, Clone, Copy)]
 enum Owner<'a> {
     /// A subscription, and the process of it that uses the origin.
@@ -129,11 +129,11 @@ enum Owner<'a> {
     Source(&'a str),
 }
 
-/// The origin that what comes from `source` and was first committed at `node` is stamped with; made
-/// when there is none. In a transaction of the caller's.
+/// The origin for changes from `source` that were first committed at `node`; created if it is
+/// missing. In the caller's transaction.
 ///
 /// # Errors
-/// Whatever SPI says.
+/// Those of SPI.
 pub fn ensure_for_source(source: &str, node: &str) -> Result<OriginId, PgError> {
     let find = || {
         rows(
@@ -248,20 +248,20 @@ fn name_of(node: &str, number: &str) -> Result<CString, PgError> {
         .map_err(|_| PgError::new(SqlState::InvalidParameterValue, "node name has a zero byte"))
 }
 
-/// What came of [`remake`].
+/// The outcome of [`remake`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Remade {
-    /// The origin is there.
+    /// The origin exists.
     Yes,
     /// Another origin has its number.
     Taken,
 }
 
-/// Make one of this database's origins again, under the number that rows know it by, and at a
-/// position. In a transaction of the caller's.
+/// Creates one of this database's origins again, under the number that rows refer to, and at a
+/// position. In the caller's transaction.
 ///
 /// # Errors
-/// Whatever SPI says.
+/// Those of SPI.
 pub fn remake(origin: u16, node: &str, number: &str, lsn: u64) -> Result<Remade, PgError> {
     let name = name_of(node, number)?;
     let mut found = plain::replorigin_by_name(&name, true);
@@ -307,12 +307,12 @@ pub fn advance(origin: OriginId, lsn: u64) {
     plain::replorigin_advance(origin.0, lsn, 0, true, true);
 }
 
-/// How far a subscription has come in its provider's WAL: the largest position of its origins; 0
-/// for none. It is on disk here: whoever starts anew from a position reports it, and what is
-/// reported must not be lost in a crash. In a transaction of the caller's.
+/// The subscription's position in its provider's WAL: the largest position of its origins; 0 for
+/// none. It is on the local disk: a leader that starts from a position reports it, and a reported
+/// position must not be lost in a crash. In the caller's transaction.
 ///
 /// # Errors
-/// Whatever SPI says.
+/// Those of SPI.
 pub fn progress(subscription_id: u32) -> Result<u64, PgError> {
     let origins = rows(
         "select origin_id::text from braid.origin where subscription_id = $1",
@@ -373,25 +373,25 @@ pub fn resume(suspended: OriginId) {
 static WATCHED: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
-    /// Where that ends at the provider for which the transaction in hand stands; 0 while it stands
-    /// for nothing.
+    /// The provider's position for which the current transaction stands; 0 while it stands for
+    /// none.
     static ENDS_AT: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Have the transaction in hand stand for what ends at `end_lsn` at the provider, where it was
+/// Has the current transaction stand for the provider's transaction that ends at `end_lsn` and was
 /// committed at `timestamp` (`TimestampTz`): its commit, or its PREPARE, moves the origin of this
 /// process there.
 ///
-/// The position is put in its place only when no code of users' runs any more, and taken away
-/// before anything is rolled back. From 16 on, PostgreSQL moves the origin with whatever is rolled
-/// back too (`RecordTransactionAbort` of src/backend/access/transam/xact.c), a subtransaction, and
-/// what was open in a process that is told to end, included: what was not applied would be taken
-/// for applied (I1).
+/// The position is set only when no code of users runs any more, and cleared before anything is
+/// rolled back. From 16 on, PostgreSQL also moves the origin with each rollback
+/// (`RecordTransactionAbort` of src/backend/access/transam/xact.c). That includes subtransactions,
+/// and the open transaction of a process that is asked to end. Then a change that was not applied
+/// would count as applied (I1).
 pub fn stands_for(end_lsn: u64, timestamp: i64) {
     if !WATCHED.swap(true, Ordering::Relaxed) {
         transaction::on_end(at_end);
-        // The process is connected to its database: what is registered later for its exit is called
-        // earlier, so before the transaction in hand is rolled back.
+        // The process is connected to its database: callbacks for its exit that are registered
+        // later are called earlier, so before the current transaction is rolled back.
         process::before_exit(at_exit);
     }
     ENDS_AT.set(end_lsn);

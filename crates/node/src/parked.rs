@@ -1,11 +1,10 @@
-//! `braid.parked_transaction` and `braid.parked_record`: transactions that are set aside because
-//! they can't be applied (`on_error => 'park'`), and those that wait for them.
-//! `braid_bgworker::parked` says who waits for whom. Written and read by the appliers; the
-//! functions show them, ask for another attempt, and give them up.
+//! `braid.parked_transaction` and `braid.parked_record`: transactions that are parked because they
+//! can't be applied (`on_error => 'park'`), and those that have to follow them.
+//! `braid_bgworker::parked` decides which transaction follows which. Written and read by the
+//! appliers; the functions show them, request another attempt, and give them up.
 //!
-//! What is stored can be read by itself, whatever becomes of the provider: part 0 of a transaction
-//! is the header of its stream and the schemas of its relations, the other parts are its records as
-//! they came.
+//! The stored transaction can be read without the provider: part 0 is the header of its stream and
+//! the schemas of its relations. The other parts are its records as they arrived.
 
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
@@ -25,30 +24,30 @@ const PART: usize = 1 << 20;
 /// Class of the advisory lock of who asks for another attempt.
 pub const RETRY_LOCK: i32 = 0xb41e;
 
-/// What is parked of a subscription, as its appliers know it.
+/// The parked transactions of a subscription, as its appliers know them.
 #[derive(Debug, Default)]
 pub struct Known {
-    /// What each holds.
+    /// The tables and keys that each of them holds.
     pub parked: Parked,
-    /// Those that are tried again by themselves.
+    /// Transactions that are retried automatically.
     pub waiting: HashSet<i64>,
-    /// Those among them that wait for a lock at another node.
+    /// The subset of `waiting` that waits for a lock at another node.
     pub by_lock: HashSet<i64>,
 }
 
 /// Why a transaction is parked.
 #[derive(Debug, Clone, Copy)]
 pub enum Why<'a> {
-    /// It can't be applied.
+    /// The transaction can't be applied.
     Error(&'a PgError, u32),
-    /// It has to follow this one.
+    /// The transaction has to follow this one.
     Waits(i64),
-    /// It waits for a lock at another node, with this error, and a commit may hold that lock until
-    /// this subscription is past it.
+    /// The transaction waits for a lock at another node, with this error. A commit that waits for
+    /// this subscription may hold that lock.
     Lock(&'a PgError),
 }
 
-/// What is noted of a transaction beside its records.
+/// The stored facts about a transaction, beside its records.
 #[derive(Debug, Clone, Default)]
 pub struct Note {
     /// Transaction id at the provider.
@@ -88,10 +87,10 @@ impl Known {
             .any(|id| self.parked.holder_of(*id).is_none())
     }
 
-    /// Bring it up to date. In a transaction of the caller's.
+    /// Updates it. In the caller's transaction.
     ///
     /// # Errors
-    /// Whatever SPI says; XX001.
+    /// Those of SPI; XX001.
     pub fn read(&mut self, subscription_id: u32) -> Result<(), PgError> {
         let found = rows(
             "select parked_id::text, (state = 'waiting')::text, \
@@ -157,10 +156,10 @@ fn read_touch(id: i64) -> Result<Option<Touch>, PgError> {
     )))
 }
 
-/// That one more transaction of this size may be parked. In a transaction of the caller's.
+/// Checks that one more transaction of this size may be parked. In the caller's transaction.
 ///
 /// # Errors
-/// 53400; whatever SPI says.
+/// 53400; those of SPI.
 pub fn check_limits(subscription: &Subscription, bytes: u64, why: Why<'_>) -> Result<(), PgError> {
     let found = rows(
         "select count(*)::text, coalesce(sum(bytes), 0)::text from braid.parked_transaction \
@@ -199,10 +198,10 @@ pub fn check_limits(subscription: &Subscription, bytes: u64, why: Why<'_>) -> Re
     )))
 }
 
-/// A number for the transaction that is parked next. In a transaction of the caller's.
+/// A number for the transaction that is parked next. In the caller's transaction.
 ///
 /// # Errors
-/// Whatever SPI says.
+/// Those of SPI.
 pub fn next_id() -> Result<i64, PgError> {
     crate::subscription::rows_written(
         "select nextval(pg_get_serial_sequence('braid.parked_transaction', 'parked_id'))::text",
@@ -213,10 +212,10 @@ pub fn next_id() -> Result<i64, PgError> {
     .ok_or_else(corrupt)
 }
 
-/// Write down that a transaction is parked. In a transaction of the caller's.
+/// Write down that a transaction is parked. In the caller's transaction.
 ///
 /// # Errors
-/// 53400 when there are too many; whatever SPI says.
+/// 53400 when there are too many; those of SPI.
 pub fn insert(
     subscription: &Subscription,
     id: i64,
@@ -283,11 +282,11 @@ pub fn insert(
     )
 }
 
-/// Append a frame to the records of a parked transaction; `part` is the next part's number. In a
-/// transaction of the caller's.
+/// Appends a frame to the records of a parked transaction; `part` is the next part's number. In the
+/// caller's transaction.
 ///
 /// # Errors
-/// Whatever SPI says.
+/// Those of SPI.
 pub fn add(id: i64, part: &mut i32, frame: &[u8]) -> Result<(), PgError> {
     let mut rest = frame;
     loop {
@@ -313,7 +312,7 @@ pub fn add(id: i64, part: &mut i32, frame: &[u8]) -> Result<(), PgError> {
 /// when there is none. In a transaction.
 ///
 /// # Errors
-/// Whatever SPI says; XX001 when a part is missing.
+/// Those of SPI; XX001 when a part is missing.
 pub fn frame(id: i64, part: &mut i32) -> Result<Option<Vec<u8>>, PgError> {
     let mut frame = Vec::new();
     loop {
@@ -353,11 +352,11 @@ pub fn frame(id: i64, part: &mut i32) -> Result<Option<Vec<u8>>, PgError> {
     }
 }
 
-/// It is applied by the transaction in hand. False, and that must not be committed, when it was
-/// given up meanwhile.
+/// Removes a parked transaction that the current transaction applies. Returns false if it was given
+/// up meanwhile; then the current transaction must not be committed.
 ///
 /// # Errors
-/// Whatever SPI says.
+/// Those of SPI.
 pub fn remove(id: i64) -> Result<bool, PgError> {
     let removed = execute_counting(
         "delete from braid.parked_transaction where parked_id = $1 and state <> 'skipped'",
@@ -370,19 +369,19 @@ pub fn remove(id: i64) -> Result<bool, PgError> {
     Ok(removed == 1)
 }
 
-/// It has failed once more. In a transaction of the caller's.
+/// Records that it has failed once more. In the caller's transaction.
 ///
 /// # Errors
-/// Whatever SPI says.
+/// Those of SPI.
 pub fn failed_again(id: i64, error: &PgError) -> Result<(), PgError> {
     note_attempt(id, error, "failed")
 }
 
-/// It was tried once more, and still waits for a lock at another node. In a transaction of the
-/// caller's.
+/// Records that it was tried once more and still waits for a lock at another node. In the caller's
+/// transaction.
 ///
 /// # Errors
-/// Whatever SPI says.
+/// Those of SPI.
 pub fn still_waits(id: i64, error: &PgError) -> Result<(), PgError> {
     note_attempt(id, error, "waiting")
 }
@@ -404,11 +403,11 @@ fn note_attempt(id: i64, error: &PgError, state: &str) -> Result<(), PgError> {
     )
 }
 
-/// Where a parked transaction ends at the provider, and whether its first pieces are committed. In
+/// Where a parked transaction ends at the provider, and whether its first chunks are committed. In
 /// a transaction.
 ///
 /// # Errors
-/// Whatever SPI says; 42704 when it is not there.
+/// Those of SPI; 42704 if it does not exist.
 pub fn end_of(id: i64) -> Result<(u64, bool), PgError> {
     rows(
         "select end_lsn::text, (committed_changes > 0)::text from braid.parked_transaction where parked_id = $1 and state <> 'skipped'",
@@ -423,7 +422,7 @@ pub fn end_of(id: i64) -> Result<(u64, bool), PgError> {
 /// rights of the tables' owner.
 ///
 /// # Errors
-/// Whatever SPI says; XX001 for records that can't be read.
+/// Those of SPI; XX001 for records that can't be read.
 pub fn records_as_json(id: i64) -> Result<Vec<String>, PgError> {
     let mut writer = JsonWriter::new(JsonOptions {
         schema: SchemaDetail::Once,
@@ -450,8 +449,8 @@ pub fn records_as_json(id: i64) -> Result<Vec<String>, PgError> {
                 Record::Change(_) | Record::Truncate(_) | Record::Message(_) => true,
                 _ if known => false,
                 Record::Begin(_) | Record::Commit(_) => false,
-                // What came in segments, or was prepared, is parked as the transaction that it has
-                // become.
+                // A transaction that arrived in segments, or was prepared, is parked as the
+                // ordinary transaction that it has become.
                 other => {
                     let kind = other.tag().name();
                     return Err(PgError::new(

@@ -1,21 +1,20 @@
-//! Transactions that are prepared here for a subscription, and such that can't be. Run by leader
-//! and appliers, and by functions.
+//! Transactions that are prepared on this node for a subscription, and those that can't be. Run by
+//! leader and appliers, and by functions.
 //!
-//! The name of one that is prepared is
-//! `braid_<database OID>_<subscription>_<transaction at the provider>`: all databases of a server
-//! share one list of prepared transactions, and of those that are not finished each has another
-//! number at the provider.
+//! The name of a prepared transaction is `braid_<database OID>_<subscription>_<transaction at the
+//! provider>`. All databases of a server share one list of prepared transactions. Unfinished ones
+//! have different ids at the provider.
 //!
-//! What can't be prepared, because what it meets is decided by its commit, is noted down in
-//! `braid.unprepared`, with the position of its PREPARE; the provider is asked for it by number,
-//! and sends it whole when it has committed. A note that stays for too long does no harm: a
-//! transaction that has the number again would come whole, too. It must not go too early: its
-//! commit would come without it.
+//! A transaction can't be prepared if a conflict is decided only by its commit. It is recorded in
+//! `braid.unprepared`, with the position of its PREPARE. The provider is asked for it by number,
+//! and sends it whole when it has committed. A record that stays for too long is harmless: another
+//! transaction with the same number would arrive whole, too. It must not be removed too early: the
+//! commit would arrive without the transaction.
 //!
-//! What is prepared can be given up as well, when it is in the way of what comes before its end
-//! (`in_a_circle`): it is noted down, and the leader starts anew. What is noted down and prepared
-//! here nevertheless is rolled back before anything is received (`noted`), so it does not matter
-//! where that was cut off.
+//! A prepared transaction can be given up as well, if it blocks transactions that come before its
+//! end (`in_a_circle`): it is recorded, and the leader starts anew. A transaction that is recorded
+//! and nevertheless prepared on this node is rolled back before anything is received (`noted`). So
+//! an interruption at any point is harmless.
 
 use std::collections::BTreeSet;
 use std::ffi::CString;
@@ -34,7 +33,7 @@ use crate::subscription::{Subscription, execute, rows};
 /// The message by which an applier has the leader start anew, and ask for what was noted down.
 pub const TO_BE_SENT_WHOLE: &str = "a prepared transaction is to be sent once it has committed";
 
-/// What the names of all of a subscription's begin with, in the database in hand.
+/// The prefix of the names of a subscription's prepared transactions, in the current database.
 #[must_use]
 pub fn prefix(subscription_id: u32) -> String {
     format!("braid_{}_{subscription_id}_", process::my_database())
@@ -45,11 +44,11 @@ pub fn gid(subscription_id: u32, xid: u32) -> CString {
     CString::new(format!("{}{xid}", prefix(subscription_id))).unwrap_or_default()
 }
 
-/// Note down that a transaction, whose PREPARE ends at this position, is not prepared here. In a
-/// transaction of the caller's.
+/// Records that a transaction, whose PREPARE ends at this position, is not prepared on this node.
+/// In the caller's transaction.
 ///
 /// # Errors
-/// Whatever SPI says.
+/// Those of SPI.
 pub fn note(subscription_id: u32, xid: u32, end_lsn: u64, reason: &str) -> Result<(), PgError> {
     execute(
         "insert into braid.unprepared (subscription_id, xid, prepare_lsn, reason) values ($1, $2, $3::pg_lsn, $4) \
@@ -64,12 +63,12 @@ pub fn note(subscription_id: u32, xid: u32, end_lsn: u64, reason: &str) -> Resul
     )
 }
 
-/// Numbers of the transactions that are to come when they have committed, and not before. Notes of
-/// those go that are over, and whose end has come here: the stream goes on from `start`. Outside of
-/// a transaction.
+/// Numbers of the transactions that are to arrive only when they have committed. Removes the
+/// records of those that have ended, if their end has arrived: the stream resumes at `start`.
+/// Outside of a transaction.
 ///
 /// # Errors
-/// Whatever SPI and the provider say.
+/// Those of SPI and of the provider.
 pub fn noted(
     subscription: &Subscription,
     start: u64,
@@ -142,14 +141,14 @@ fn roll_back(subscription_id: u32, numbers: &[String]) -> Result<(), PgError> {
     Ok(())
 }
 
-/// Transactions that are prepared here for the subscription, and that what comes before their ends
-/// waits for, by their ids at the provider. In a transaction.
+/// Returns the transactions prepared on this node for the subscription for which an earlier
+/// transaction waits, by their ids at the provider. In a transaction.
 ///
 /// # Errors
-/// Whatever SPI says.
+/// Those of SPI.
 pub fn in_a_circle(subscription_id: u32) -> Result<BTreeSet<u32>, PgError> {
-    // pg_blocking_pids has 0 for what is prepared. Its locks are those without a process, and that
-    // of its own id says which it is.
+    // pg_blocking_pids has 0 for a prepared transaction. Its locks are those without a process; the
+    // lock on its own transaction id identifies it.
     let found = rows(
         "select w.pid::text, b.pid::text, null \
          from (select distinct pid from pg_catalog.pg_locks where not granted) w, unnest(pg_catalog.pg_blocking_pids(w.pid)) b (pid) where b.pid <> 0 \

@@ -1,13 +1,13 @@
-//! Who reads from this database: whether there is a node to which what this one has from others
-//! goes on (`origin => 'any'`).
+//! The readers of this database: whether a node receives changes that this one has from others
+//! (`origin => 'any'`).
 //!
-//! A reader says so when its stream starts, and is known by its slot from then on, until the server
-//! ends. A slot of which that is not known yet may be one of these; so what is done for the nodes
-//! behind is done from the slot's first position on.
+//! A reader registers when its stream starts, and is known by its slot from then on, until the
+//! server stops. A slot that has not registered yet may be such a reader. So work for forwarded
+//! changes is done from the slot's first position on.
 //!
-//! A transaction is to ask once it has an id. A slot is there, with its plugin, before PostgreSQL
-//! looks which transactions run, and sends none of those: so what it sends has asked later, and
-//! finds it.
+//! A transaction must ask once it has an id. A slot exists, with its plugin, before PostgreSQL
+//! determines the running transactions, and it sends none of these. So each transaction that a slot
+//! sends has asked later, and finds the slot.
 
 use std::ffi::CStr;
 use std::sync::atomic::Ordering;
@@ -26,20 +26,20 @@ fn text(name: &pg_sys::NameData) -> Vec<u8> {
     bytes.take_while(|byte| *byte != 0).collect()
 }
 
-/// Take note of what the reader of a slot wants: this process's, by its place and name.
+/// Stores what the reader of a slot wants: this process's slot, by its place and name.
 pub fn note(place: usize, name: &CStr, reader: Reader) {
     if let Some(known) = registry::readers().and_then(|readers| readers.get(place)) {
         known.store(word(name.to_bytes(), reader), Ordering::SeqCst);
     }
 }
 
-/// Whether what this node has from others may go on to a node that reads here.
+/// Whether a node that reads from this one may receive changes that this one has from others.
 #[must_use]
 pub fn passes_on() -> bool {
     passing().next().is_some()
 }
 
-/// Names of the slots through which it may.
+/// Names of the slots through which it may receive them.
 #[must_use]
 pub fn passing_slots() -> Vec<String> {
     let names = passing().map(|name| String::from_utf8_lossy(&name).into_owned());

@@ -1,14 +1,15 @@
-//! What all of this server's Braid processes know of each other: fixed shared memory, laid out when
-//! the server starts.
+//! The shared state of all Braid processes of this server: fixed shared memory, laid out when the
+//! server starts.
 //!
 //! Written by the workers, read by the monitoring functions in any backend. Everything is an
 //! atomic; a light-weight lock keeps the parts of a subscription's last failure together. Positions
 //! are in the provider's WAL unless a name says local.
 //!
-//! An entry's life: the manager takes it when it first sees a subscription (under the lock,
-//! `subscription_id` set last), the leader fills it, and the manager gives it back when the
-//! subscription is gone. Counters live as long as the entry. Readers hold no lock: whoever shows an
-//! entry's numbers reads `generation` before and after them, and leaves them out if it has moved.
+//! An entry's life: the manager claims it when it first sees a subscription (under the lock,
+//! `subscription_id` set last), the leader fills it, and the manager releases it when the
+//! subscription is gone. Counters live as long as the entry. Readers hold no lock: a function that
+//! shows an entry's numbers reads `generation` before and after them, and leaves them out if it has
+//! moved.
 
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
@@ -100,7 +101,7 @@ pub fn workers_elsewhere() -> usize {
             .sum::<usize>()
 }
 
-/// Give back the entries of databases that are gone, and of their subscriptions.
+/// Releases the entries of databases that are gone, and of their subscriptions.
 pub fn release_databases(existing: &[u32]) {
     let Some(shared) = shared() else { return };
     let gone = |database: u32| database != 0 && !existing.contains(&database);

@@ -30,7 +30,7 @@ use crate::registry;
 /// succeeded.
 pub type Handler = fn(pg_sys::Oid) -> Option<Box<dyn FnOnce()>>;
 
-/// What the names of tables begin with that receive the rows of another one.
+/// The prefix of the names of tables that receive the rows of another one.
 const TRANSIENT: &str = "pg_temp_";
 
 static HANDLER: OnceLock<Handler> = OnceLock::new();
@@ -41,12 +41,12 @@ struct Altering {
     level: i32,
     /// The settings that it runs under.
     settings: Level,
-    /// What is to be done about the tables that it has rewritten.
+    /// Actions for the tables that it has rewritten.
     rewritten: Vec<Box<dyn FnOnce()>>,
 }
 
 thread_local! {
-    /// The outermost first. One that fails tells nothing: it goes with its subtransaction.
+    /// The statements, the outermost first. A failed statement is removed with its subtransaction.
     static ALTERING: RefCell<Vec<Altering>> = const { RefCell::new(Vec::new()) };
 }
 

@@ -44,9 +44,9 @@ const CREATING: &[&str] = &[
 /// The member that this database is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Own {
-    /// Its member number.
+    /// The node's member number.
     pub member: u64,
-    /// Its node number.
+    /// The node's number.
     pub number: u16,
     /// The node is the only member.
     pub is_alone: bool,
@@ -78,11 +78,11 @@ pub fn own() -> Option<Own> {
 /// A sequence that `braid.sequence` does not have.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unknown {
-    /// Its OID.
+    /// The sequence's OID.
     pub relation: u32,
-    /// Its key.
+    /// The sequence's key.
     pub key: String,
-    /// Its values.
+    /// The sequence's values.
     pub values: Values,
     /// The sequence begins anew when its values are used up.
     pub cycles: bool,
@@ -149,13 +149,13 @@ pub fn first_setting(unknown: &Unknown) -> Setting {
 /// A sequence as `braid.sequence` has it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sequence {
-    /// Its OID.
+    /// The sequence's OID.
     pub relation: u32,
-    /// Its key.
+    /// The sequence's key.
     pub key: String,
-    /// Its kind.
+    /// The sequence's kind.
     pub kind: Kind,
-    /// Its values, as its creator has made them.
+    /// The sequence's values, as its creator has defined them.
     pub values: Values,
     /// Size of a block, or of a step.
     pub size: u64,
@@ -349,7 +349,8 @@ impl Unknown {
         );
     }
 
-    /// The setting with a size. Who has a sequence begin anew wants its values again.
+    /// The setting, with a size. A cycling sequence is kept local, as its values are to be used
+    /// again.
     fn fit(&self, setting: Setting) -> Setting {
         let kind = if self.cycles && matches!(setting.kind, Kind::Range | Kind::Step) {
             Kind::Local
@@ -579,8 +580,8 @@ pub fn note_setting(sequence: &Sequence, setting: Setting, agreed: &str) {
     );
 }
 
-/// Notes that another node has used values of a sequence of kind follow up to this one, or may have
-/// by now. The sequence may be yet to be created here, or be in use. In a transaction.
+/// Records that another node has used values of a sequence of kind follow up to this one, or may
+/// have by now. The sequence may be in use, or not created on this node yet. In a transaction.
 pub fn note_told(key: &str, value: i64) {
     owners_query(
         "insert into braid.sequence_told as t (sequence_key, least, most) values ($1, $2::bigint, $2::bigint) \
@@ -594,18 +595,18 @@ pub fn note_told(key: &str, value: i64) {
 /// A sequence of kind follow that is behind another node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Behind {
-    /// Its OID.
+    /// The sequence's OID.
     pub relation: u32,
-    /// Its name, quoted.
+    /// The sequence's name, quoted.
     pub name: String,
     key: String,
-    /// The values that other nodes have told, from the least to the most.
+    /// The values that other nodes have sent, from the least to the most.
     told: [i64; 2],
     goes_down: bool,
 }
 
-/// All sequences of kind follow of which other nodes have told something that is not carried out
-/// yet. In a transaction.
+/// All sequences of kind follow with values of other nodes that they have not reached yet. In a
+/// transaction.
 #[must_use]
 pub fn behind() -> Vec<Behind> {
     let found = owners_query(
@@ -628,9 +629,9 @@ pub fn behind() -> Vec<Behind> {
 }
 
 impl Behind {
-    /// Has the sequence go on after the values that other nodes have told. Waits for transactions
-    /// that have drawn from it, as long as `lock_timeout` says: a value that is drawn between the
-    /// look and `setval` would be given again. In a transaction.
+    /// Has the sequence continue after the values that other nodes have sent. Waits for
+    /// transactions that have drawn from it, as long as `lock_timeout` allows: a value that is
+    /// drawn between the query and `setval` would be given again. In a transaction.
     pub fn catch_up(&self) {
         LockMode::ShareRowExclusive.on_relation(pg_sys::Oid::from(self.relation));
         let [least, most] = self.told;
@@ -681,15 +682,15 @@ pub fn register_as_there(found: &Unknown, there: &There) {
 pub struct There {
     /// Schema and name, quoted.
     pub name: String,
-    /// Its key.
+    /// The sequence's key.
     pub key: String,
-    /// Its values, as its creator has made them.
+    /// The sequence's values, as its creator has defined them.
     pub values: Values,
     /// The setting that the sequence is kept to.
     pub setting: Setting,
     /// The option that says so.
     pub agreed: Option<String>,
-    /// The last number that is used there, or may be by now.
+    /// The last number that is used at the member, or may be by now.
     pub top: u64,
     /// The sequence is as its kind asks.
     pub is_ready: bool,
@@ -728,10 +729,11 @@ pub fn find(name: &str) -> Option<u32> {
     number(&found, 0, 0)
 }
 
-/// Query for the sequences of another member, to be asked there.
+/// Query for the sequences of another member, to be run there.
 pub const FACTS: &str = "select sequence_name, sequence_key, kind, setting, own_start, own_increment, own_min, own_max, size, base, top, is_ready from braid.sequence_facts()";
 
-/// The sequences in an answer to [`FACTS`]. Those that the member does not know yet are left out.
+/// The sequences in an answer to [`FACTS`]. Sequences that the member does not know yet are left
+/// out.
 #[must_use]
 pub fn facts(found: &Rows) -> Vec<There> {
     (0..found.len())

@@ -12,21 +12,21 @@ pub mod timers;
 
 pub use balancer::balancer;
 
-/// What becomes of a commit whose node's clock is too far behind what it has seen.
+/// The action at a commit if the node's clock is too far behind the versions that it has seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PostgresGucEnum)]
 pub enum BehindAction {
-    /// It commits, with a warning. The default.
+    /// The transaction commits, with a warning. The default.
     #[name = c"warning"]
     Warning,
-    /// It fails.
+    /// The commit fails.
     #[name = c"error"]
     Error,
 }
 
-/// What becomes of a transaction that was committed too far ahead of this node's clock.
+/// The action for a transaction that was committed too far ahead of this node's clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PostgresGucEnum)]
 pub enum SkewAction {
-    /// It is applied, with a warning in the server's log. The default.
+    /// The transaction is applied, with a warning in the server's log. The default.
     #[name = c"warning"]
     Warning,
     /// The subscription waits until this node's clock has come near.
@@ -67,8 +67,7 @@ static CONFLICT_HISTORY: GucSetting<ConflictHistory> =
 /// `braid.conflict_history`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PostgresGucEnum)]
 pub enum ConflictHistory {
-    /// Conflicts are recorded, but for those whose writer is known to have seen the row that is
-    /// here.
+    /// Conflicts are recorded, but for those whose writer is known to have seen the local row.
     #[name = c"on"]
     On,
     /// None is recorded.
@@ -173,8 +172,8 @@ fn of_appliers() -> [Int; 3] {
     ]
 }
 
-/// What conflicts take: room in the history, time of functions, and of commits that are to be newer
-/// than what they have read.
+/// Settings of conflicts: room in the history, time limits of functions, and of commits that must
+/// be newer than the versions that they have read.
 fn of_conflicts() -> [Int; 6] {
     [
         Int {
@@ -292,7 +291,7 @@ fn of_parking() -> [Int; 2] {
     ]
 }
 
-/// Those that name one of several ways.
+/// Settings that choose one of several actions.
 fn register_choices() {
     GucRegistry::define_enum_guc(
         c"braid.clock_behind_action",
@@ -367,7 +366,7 @@ fn register_ddl_options() {
     );
 }
 
-/// What is tried again, and when.
+/// Settings of retries.
 fn of_retries() -> [Int; 3] {
     [
         Int {

@@ -1,6 +1,6 @@
-//! `braid.split_progress`: what is committed here of a transaction that is committed in pieces
-//! (`braid_bgworker::split`). Written by the applier that has it in hand, in the commits that it
-//! speaks of; read by it, and by the leader when it starts.
+//! `braid.split_progress`: the committed part of a transaction that is committed in chunks
+//! (`braid_bgworker::split`). Written by the applier whose current transaction it is, in the
+//! commits of the chunks. Read by that applier, and by the leader when it starts.
 
 use braid_bgworker::split::Progress;
 use braid_bgworker::sqlstate::SqlState;
@@ -9,11 +9,11 @@ use braid_postgres::error::PgError;
 
 use crate::subscription::{Subscription, execute, execute_counting, rows, rows_written};
 
-/// Where the commit record of the transaction starts of which a part is committed; `None` when
-/// there is none. In a transaction of the caller's.
+/// Where the commit record of the partly committed transaction starts; `None` if there is none. In
+/// the caller's transaction.
 ///
 /// # Errors
-/// Whatever SPI says.
+/// Those of SPI.
 pub fn outstanding(subscription_id: u32) -> Result<Option<(u64, u64)>, PgError> {
     let found = rows(
         "select commit_lsn::text, changes::text from braid.split_progress where subscription_id = $1",
@@ -28,11 +28,11 @@ pub fn outstanding(subscription_id: u32) -> Result<Option<(u64, u64)>, PgError> 
     }))
 }
 
-/// What is committed of the transaction whose commit record starts at `commit_lsn`. In a
-/// transaction of the caller's.
+/// Reads how much is committed of the transaction whose commit record starts at `commit_lsn`. In
+/// the caller's transaction.
 ///
 /// # Errors
-/// Whatever SPI says; XX001 when the row can't be read.
+/// Those of SPI; XX001 when the row can't be read.
 pub fn read(subscription_id: u32, commit_lsn: u64) -> Result<Progress, PgError> {
     let found = rows(
         "select changes::text, digest::text from braid.split_progress where subscription_id = $1 and commit_lsn = $2::pg_lsn",
@@ -57,12 +57,12 @@ pub fn read(subscription_id: u32, commit_lsn: u64) -> Result<Progress, PgError> 
     })
 }
 
-/// Write down what is committed with the transaction in hand. False, and it must not be committed,
-/// when the subscription was changed so that the rest would come otherwise: whoever changes it
-/// waits for this commit, or is waited for here.
+/// Records what is committed with the current transaction. Returns false if the subscription was
+/// changed so that the rest would arrive differently; then the current transaction must not be
+/// committed. The row lock orders this against a session that changes the subscription.
 ///
 /// # Errors
-/// Whatever SPI says.
+/// Those of SPI.
 pub fn write(
     subscription: &Subscription,
     commit_lsn: u64,
@@ -86,10 +86,10 @@ pub fn write(
     .map(|written| written == 1)
 }
 
-/// The last piece is committed with the transaction in hand.
+/// Records that the last chunk is committed with the current transaction.
 ///
 /// # Errors
-/// Whatever SPI says.
+/// Those of SPI.
 pub fn finish(subscription_id: u32) -> Result<(), PgError> {
     execute(
         "delete from braid.split_progress where subscription_id = $1",
@@ -97,11 +97,11 @@ pub fn finish(subscription_id: u32) -> Result<(), PgError> {
     )
 }
 
-/// The rest of the transaction whose commit record starts at `commit_lsn` is left out. How many
-/// changes are committed here of it, if any are. In the caller's transaction.
+/// The rest of the transaction whose commit record starts at `commit_lsn` is left out. Returns how
+/// many of its changes are committed on this node, if any are. In the caller's transaction.
 ///
 /// # Errors
-/// Whatever SPI says.
+/// Those of SPI.
 pub fn leave(subscription_id: u32, commit_lsn: u64) -> Result<Option<u64>, PgError> {
     let left = rows_written(
         "delete from braid.split_progress where subscription_id = $1 and commit_lsn = $2::pg_lsn returning changes::text",

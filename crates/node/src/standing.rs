@@ -24,7 +24,7 @@ pub fn has_extension() -> bool {
 /// transaction with a snapshot, in a database that has the extension.
 ///
 /// # Errors
-/// Whatever SPI says.
+/// Those of SPI.
 pub fn refusal() -> Result<Option<PgError>, PgError> {
     let found = rows(
         "select message, detail, hint from braid.node_standing() where not holds",

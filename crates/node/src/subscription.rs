@@ -33,7 +33,7 @@ pub struct Subscription {
     pub provider: String,
     /// A leader has tried to create the slot after it had seen that there was none.
     pub slot_attempted: bool,
-    /// What it was created with, or changed to.
+    /// The subscription's options, as created or last changed.
     pub options: Options,
     /// `slot`, `copy` or `stream`.
     pub phase: String,
@@ -41,7 +41,7 @@ pub struct Subscription {
     pub start_lsn: u64,
     /// Transaction to leave out; 0 for none.
     pub skip_lsn: u64,
-    /// The one other node whose transactions are asked for, and up to where they are here.
+    /// The only other node whose transactions are requested, and up to where this node has them.
     pub only: Option<(String, u64)>,
 }
 
@@ -57,7 +57,7 @@ fn spi<T>(result: Result<T, SpiError>) -> Result<T, PgError> {
 /// Run one statement that returns nothing.
 ///
 /// # Errors
-/// Whatever SPI says; PostgreSQL's own errors unwind.
+/// Those of SPI; PostgreSQL's own errors unwind.
 pub fn execute(sql: &str, arguments: &[DatumWithOid<'_>]) -> Result<(), PgError> {
     spi(pgrx::Spi::connect_mut(|client| {
         client
@@ -275,7 +275,7 @@ pub fn has_table(id: u32, namespace: &str, name: &str) -> Result<bool, PgError> 
 /// Whether a table of the subscription is still to be copied.
 ///
 /// # Errors
-/// Whatever PostgreSQL raises.
+/// Those of PostgreSQL.
 pub fn is_to_be_copied(id: u32, namespace: &str, name: &str) -> Result<bool, PgError> {
     let found = kept_plan::rows(
         "select 1::text from braid.subscription_table t \
@@ -285,7 +285,7 @@ pub fn is_to_be_copied(id: u32, namespace: &str, name: &str) -> Result<bool, PgE
     Ok(!found.is_empty())
 }
 
-/// Whether a table of this database has no rows; false when it is not here.
+/// Whether a table of this database has no rows; false if it does not exist.
 ///
 /// # Errors
 /// As [`execute`].
@@ -320,8 +320,8 @@ pub enum InitialCopy {
     UnlessFilled,
 }
 
-/// Make a table of this database part of a subscription, to be copied first or not. False when it
-/// was part already, or is not here.
+/// Makes a table of this database part of a subscription, to be copied first or not. Returns false
+/// if it was part already, or does not exist.
 ///
 /// # Errors
 /// As [`execute`].
@@ -364,7 +364,8 @@ pub fn leave_out(
     reason: &str,
 ) -> Result<(), PgError> {
     let id = i64::from(id);
-    // Those of relations that are gone are wanted for as long as their transactions are in hand.
+    // Records of relations that are gone are needed for as long as their transactions are in
+    // flight.
     execute(
         "delete from braid.left_out_table where subscription_id = $1 and provider_relation <> 0 and left_out_at < clock_timestamp() - interval '7 days'",
         &[id.into()],
@@ -437,7 +438,7 @@ pub fn set_error(
     )
 }
 
-/// What had stopped a subscription is over. In a transaction of the caller's.
+/// The reason why a subscription had stopped is over. In the caller's transaction.
 ///
 /// # Errors
 /// As [`execute`].

@@ -1,11 +1,11 @@
-//! Which tables of this node the leader has to order more strictly than by the provider's key
-//! hashes, and the number by which the dependency tracker knows each. `braid_bgworker::table_order`
-//! decides; this finds out what the local table has.
+//! Finds the tables of this node that the leader has to order more strictly than by the provider's
+//! key hashes, and the number by which the dependency tracker knows each.
+//! `braid_bgworker::table_order` decides; this module reads the local table.
 //!
-//! Looked up when a change of a relation comes for the first time, and again after the local table
-//! was altered. The leader hears of an alteration with the first transaction that begins after it;
-//! what it scheduled before may collide here, which appliers notice, and apply again ("Deadlocks"
-//! in the architecture).
+//! Looked up at the first change of a relation, and again after the local table was altered. The
+//! leader learns of an alteration with the first transaction that begins after it. Transactions
+//! that it scheduled before may collide on this node; appliers notice this, and apply them again
+//! ("Deadlocks" in the architecture).
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::Relaxed};
@@ -57,7 +57,7 @@ struct Known {
     hashed: Vec<HashedKey>,
     /// Columns of the provider's replica identity; empty if it has none, or is the whole row.
     identity: Vec<String>,
-    /// The key that finds rows here, if it has only some of these columns.
+    /// The local key that finds rows, if it has only some of these columns.
     narrow_key: Option<String>,
     /// `None` until it is needed.
     order: Option<TableOrder>,
@@ -114,14 +114,14 @@ impl Known {
     }
 }
 
-/// What the leader knows of the stream's relations.
+/// The leader's knowledge of the stream's relations.
 #[derive(Debug, Default)]
 pub struct TableOrders {
-    /// Relations of one name have one number: their changes go to one table here.
+    /// Relations of one name have one number: their changes go to one local table.
     numbers: HashMap<(String, String), u32>,
     /// By schema number.
     schemas: Vec<Known>,
-    /// Numbers of the relations of which was said that their keys differ.
+    /// Numbers of the relations for which a warning about different keys was logged.
     warned: HashSet<u32>,
 }
 
@@ -189,7 +189,7 @@ impl TableOrders {
     /// schema that was not sent.
     ///
     /// # Errors
-    /// What reading the catalog raises.
+    /// Those of reading the catalog.
     pub fn of(&mut self, schema: u32) -> Result<Option<(u32, &TableOrder)>, PgError> {
         let Some(known) = usize::try_from(schema)
             .ok()
@@ -213,7 +213,7 @@ impl TableOrders {
     /// Looks at a schema's table, unless it was looked at and not altered since. In a transaction.
     ///
     /// # Errors
-    /// What reading the catalog raises.
+    /// Those of reading the catalog.
     pub fn look(&mut self, schema: u32, table: pg_sys::Oid) -> Result<(), PgError> {
         match usize::try_from(schema)
             .ok()
@@ -278,12 +278,12 @@ fn facts(oid: pg_sys::Oid) -> (bool, bool) {
     })
 }
 
-/// What the local table of this name has, and its OID and those of its partitions. To be called in
-/// a transaction.
+/// Reads the properties of the local table of this name, its OID and those of its partitions. To be
+/// called in a transaction.
 ///
 /// # Errors
-/// Whatever PostgreSQL raises while the catalog is read. A table that does not exist is none: it
-/// has no OID.
+/// Those of PostgreSQL, raised while the catalog is read. A table that does not exist is no error:
+/// it has no OID.
 pub fn look_up(namespace: &str, name: &str) -> Result<(Vec<u32>, LocalTable), PgError> {
     let Some(oid) = braid_postgres::names::find_table(namespace, name)? else {
         return Ok((Vec::new(), LocalTable::default()));

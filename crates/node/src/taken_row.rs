@@ -1,16 +1,16 @@
-//! Rows that were taken out of tables without a key, and what took each: rows of `braid.taken_row`
-//! (`braid_bgworker::keyless` says what for).
+//! Rows that were removed from keyless tables, and the removal of each: rows of `braid.taken_row`
+//! (`braid_bgworker::keyless` says why).
 //!
-//! | a removal by | is told by |
+//! | a removal by | is in |
 //! |---|---|
-//! | an applier | its row here, from its commit on |
-//! | a session, and `collected_lsn` is before its commit | WAL, and the dead row: who has to know waits for the collector |
-//! | a session, and it is collected | its row here |
+//! | an applier | a row of the table, from its commit on |
+//! | a session, and `collected_lsn` is before its commit | WAL; readers wait for the collector |
+//! | a session, and it is collected | a row of the table |
 //!
-//! What is decoded of WAL says whole rows, but not which of several that are identical is gone. The
-//! record itself has its place, and its dead version is there until the collector has come past it
-//! (`workers/collector`). Each is written once, also if the server crashes: how far they are is
-//! written with them (`braid.taken_up_to`).
+//! Decoded WAL has whole rows, but does not say which of several identical ones was deleted. The
+//! WAL record has the row's place, and the dead row version stays until the collector is past the
+//! record (`workers/collector`). Each removal is stored once, even if the server crashes: the
+//! collector's position is stored with them (`braid.taken_up_to`).
 
 use std::ops::ControlFlow;
 
@@ -28,29 +28,30 @@ const COLUMNS: usize = 6;
 /// The time of a row's version that is not known: older than all.
 const OLDEST: i64 = 0;
 
-/// Commit timestamp at its origin, microseconds since 1970-01-01 UTC, and that origin, 0 for here.
+/// Commit timestamp at its origin, microseconds since 1970-01-01 UTC, and that origin, 0 for this
+/// node.
 pub type Author = (i64, ReplOriginId);
 
-/// A row that was taken out.
+/// A removed row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TakenRow {
     /// Hash of all of it (`apply/key_hash/`).
     pub hash: u64,
-    /// Its table here.
+    /// OID of the local table.
     pub relation: u32,
-    /// Who wrote it; `None`: older than all.
+    /// The row's writer; `None`: older than all.
     pub row: Option<Author>,
-    /// What took it.
+    /// The removal.
     pub removal: Author,
 }
 
 /// Where one stands in `braid.taken_row`: block and number in it.
 pub type Place = (u32, u16);
 
-/// Write rows down. In a transaction of the caller's: they are there when it commits.
+/// Stores removed rows. In the caller's transaction: they count when it commits.
 ///
 /// # Errors
-/// Whatever PostgreSQL raises.
+/// Those of PostgreSQL.
 pub fn store(taken: &[TakenRow]) -> Result<(), PgError> {
     if taken.is_empty() {
         return Ok(());
@@ -71,10 +72,10 @@ pub fn store(taken: &[TakenRow]) -> Result<(), PgError> {
     Ok(())
 }
 
-/// Hand on the rows with this hash, or all, each with its place.
+/// Passes on the rows with this hash, or all, each with its place.
 ///
 /// # Errors
-/// Whatever PostgreSQL raises.
+/// Those of PostgreSQL.
 pub fn each(
     hash: Option<u64>,
     seen: Seen,
@@ -121,10 +122,10 @@ fn read(row: &Row<'_, COLUMNS>, seen: Seen) -> Option<TakenRow> {
     })
 }
 
-/// Forget one. False where somebody else has done so.
+/// Forgets one. Returns false if another process has done so.
 ///
 /// # Errors
-/// Whatever SPI says.
+/// Those of SPI.
 pub fn forget(hash: u64, (block, number): Place) -> Result<bool, PgError> {
     let place = format!("({block},{number})");
     let forgotten = execute_counting(

@@ -13,11 +13,11 @@ use crate::registry;
 enum Change {
     /// The limit of its rate: rows and bytes a second.
     Limit(u64, u64),
-    /// Its options.
+    /// The subscription's options.
     Options,
 }
 
-/// The changes of subscriptions, by their numbers, that the transaction in hand has made.
+/// The subscriptions that the current transaction has changed, by their numbers.
 static CHANGES: Mutex<Vec<(u32, Change)>> = Mutex::new(Vec::new());
 static WANTED: AtomicBool = AtomicBool::new(false);
 /// Whether sequences are to be looked at.

@@ -1,5 +1,5 @@
-//! What the library does when a session executes statements, in the order in which it does it. Run
-//! by every session of a server that has the library preloaded.
+//! The library's actions when a session executes statements, in their order. Run by every session
+//! of a server that has the library preloaded.
 
 use braid_postgres::hook::{self, ObjectWatch, Utility, Watch};
 use pgrx::pg_sys::{self, ObjectAccessType};
@@ -78,13 +78,13 @@ static WATCH: Watch = Watch {
     ],
 };
 
-/// What `before` says of a statement: it is captured.
+/// Bit of `before`: the statement is captured.
 const CAPTURED: u8 = 1;
-/// It may rewrite tables.
+/// Bit of `before`: the statement may rewrite tables.
 const REWRITES: u8 = 2;
-/// It drops a database.
+/// Bit of `before`: the statement drops a database.
 const DROPS_DATABASE: u8 = 4;
-/// It drops the extension.
+/// Bit of `before`: the statement drops the extension.
 const DROPS_EXTENSION: u8 = 32;
 
 fn is_drop_database(statement: Utility<'_>) -> bool {
@@ -130,7 +130,8 @@ fn after(followed: u8) {
     if followed & DROPS_EXTENSION != 0 {
         routing_guard::after();
     }
-    // What is captured reads the tables anew, by then with the versions of their rows.
+    // The captured statement is sent with the tables as they are now, with the versions of their
+    // rows.
     if followed & REWRITES != 0 {
         rewrite::after();
     }

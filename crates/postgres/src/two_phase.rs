@@ -10,7 +10,7 @@ use crate::{memory, plain, session_origin, transaction};
 /// PREPARE at the origin. Runs in a transaction of its own.
 ///
 /// # Errors
-/// Whatever PostgreSQL raises.
+/// Those of PostgreSQL.
 pub fn is_prepared(gid: &CStr, end_lsn: u64, timestamp: i64) -> Result<bool, PgError> {
     // SAFETY: in a transaction; PostgreSQL reads the name, and the file of the transaction's state.
     error::transaction(|| Ok(unsafe { ffi::lookup_gxact(gid.as_ptr(), end_lsn, timestamp) }))
@@ -39,7 +39,7 @@ fn end(gid: &CStr, commit: bool) {
 /// Prepares a transaction that has done nothing. `mark` runs in it, before its PREPARE.
 ///
 /// # Errors
-/// Whatever PostgreSQL raises; everything is rolled back then.
+/// Those of PostgreSQL; everything is rolled back then.
 pub fn prepare_nothing(gid: &CStr, mark: impl FnOnce()) -> Result<(), PgError> {
     error::catch(|| {
         // The calls are those of BEGIN and PREPARE TRANSACTION as a client sends them. They leave

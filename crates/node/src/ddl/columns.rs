@@ -1,11 +1,10 @@
 //! Former names of columns (`braid.former_column`). A statement that renames or drops a column is
 //! run on one node after the other. Meanwhile a node that has run it gets rows from others under
-//! the
-//! former name.
+//! the former name.
 //!
 //! A later column may get the name of one that was dropped or renamed. `braid.given_column` has the
-//! mark of the statement that gave a column its name: the output plugin sends it, so that rows of
-//! the former column are told from those of the later one.
+//! mark of the statement that gave a column its name. The output plugin sends it, which
+//! distinguishes rows of the former column from those of the later one.
 //!
 //! Written in the transaction of the statement, and forgotten with the table.
 
@@ -88,7 +87,7 @@ impl ColumnNames {
         // PostgreSQL has no ON CONFLICT for a table that is read while WAL is decoded.
         for given in &now {
             let (table, number, name) = given;
-            // One that has become a partition meanwhile had its columns before.
+            // A table that has become a partition meanwhile had its columns before.
             if self.names.contains(given) || !self.names.iter().any(|(other, _, _)| other == table)
             {
                 continue;
@@ -137,7 +136,7 @@ impl ColumnNames {
 #[derive(Debug, Clone)]
 pub struct Filled {
     relation: pg_sys::Oid,
-    /// Its name in SQL, and that of some column.
+    /// Name of the relation in SQL, and of one of its columns.
     name: String,
     column: String,
 }
@@ -154,8 +153,8 @@ impl Filled {
         );
     }
 
-    /// Notes which rows have values of this node's from now on, after another node's statement was
-    /// run in the transaction in hand: those that are not updated before the transaction ends.
+    /// Records which rows have values of this node's from now on, after another node's statement
+    /// was run in the current transaction: those that are not updated before the transaction ends.
     pub fn note(&self) {
         let newest = work_as(
             Rights::OwnerOf(self.relation),
@@ -172,12 +171,12 @@ impl Filled {
     }
 }
 
-/// The transaction `xid`, or this part of one, has rewritten a table. Rows with values of this
-/// node's that the others are not told yet are among those that it has written. In that
-/// transaction.
+/// Records that the transaction `xid`, or this subtransaction, has rewritten a table. Rows with
+/// values of this node's that are not sent to the others yet are among those that it has written.
+/// In that transaction.
 ///
 /// # Errors
-/// Whatever PostgreSQL raises.
+/// Those of PostgreSQL.
 pub fn note_rewritten(relation: pg_sys::Oid, xid: pg_sys::TransactionId) -> Result<(), PgError> {
     let table = find_table("braid", "own_value")?;
     if !table.is_some_and(|table| has_any(table, pg_sys::InvalidOid, &[], Sees::Active)) {
@@ -216,7 +215,7 @@ const FILL: &str = concat!(
          and not a.attisdropped and not a.atthasmissing and a.attgenerated = '' and (a.atthasdef or a.attidentity <> ''))"
 );
 
-/// SQL for tables with values of this node's that the others are not told yet: OID, transaction,
+/// SQL for tables with values of this node's that are not sent to the others yet: OID, transaction,
 /// name, some column, file.
 pub const OWN_VALUES: &str = concat!(
     "select o.relation::text, o.xid::text, ",
@@ -225,8 +224,8 @@ pub const OWN_VALUES: &str = concat!(
      join pg_catalog.pg_namespace n on n.oid = c.relnamespace"
 );
 
-/// Marks the columns to which a statement gives names that they have here already: another node
-/// has run a statement like it. In a transaction.
+/// Marks the columns to which a statement gives names that they have on this node already: another
+/// node has run an equal statement. In a transaction.
 pub fn note_given(statement: &Statement) {
     let mark = statement.mark().to_string();
     for table in &statement.tables {
@@ -262,7 +261,7 @@ pub fn note_given(statement: &Statement) {
     }
 }
 
-/// Where a column of the stream is here, whose name a column here may have.
+/// The local column that a column of the stream stands for. Another local column may have its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ColumnPlace {
     /// In the column that has the name, if one has.
@@ -280,7 +279,7 @@ pub enum ColumnPlace {
 /// a transaction.
 ///
 /// # Errors
-/// 42P01 when the extension is older than the library; whatever PostgreSQL raises.
+/// 42P01 when the extension is older than the library; those of PostgreSQL.
 pub fn column_place(
     subscription_id: u32,
     relation: pg_sys::Oid,

@@ -32,7 +32,7 @@ pub(super) struct Known {
 }
 
 impl Known {
-    /// Its name in SQL.
+    /// The table's name in SQL.
     pub(super) fn quoted(&self) -> String {
         format!(
             "{}.{}",
@@ -42,8 +42,8 @@ impl Known {
     }
 }
 
-/// SQL for the names of the publications that have a table `c` of `pg_class`. What PostgreSQL 19
-/// excepts stands among the tables of a publication.
+/// SQL for the names of the publications that have a table `c` of `pg_class`. PostgreSQL 19 lists
+/// excepted tables among the tables of a publication.
 const PUBLICATIONS_OF_TABLE: &str = "\
     select p.pubname from pg_publication p where \
       case when p.puballtables then not exists (select from pg_publication_rel r \
@@ -182,8 +182,8 @@ pub(super) struct IndexName {
     name: String,
 }
 
-/// Those of the relations that are invalid indexes, with those of tables if these count as well:
-/// a failed CREATE INDEX CONCURRENTLY of this node has left them. In a transaction.
+/// Returns the invalid indexes among the relations, with those of tables if these count as well: a
+/// failed CREATE INDEX CONCURRENTLY of this node has left them. In a transaction.
 pub(super) fn invalid_indexes(relations: &[pg_sys::Oid], of_tables: bool) -> Vec<IndexName> {
     let is_index = |oid: &pg_sys::Oid| relation_kind(*oid) == pg_sys::RELKIND_INDEX;
     if !of_tables && !relations.iter().any(is_index) {

@@ -11,8 +11,9 @@
 //! | `failed` | the worker; it is due again after a pause |
 //! | `cancelled` | `cancel_ddl`; an applier, if a later statement drops what the intent creates |
 //!
-//! Other statements of the stream count an intent as done when they compare shapes (`expected`).
-//! One that needs its result waits for it, and one that drops its result cancels it (`make_way`).
+//! Other statements of the stream count an intent as done when they compare shapes (`expected`). A
+//! statement that needs its result waits for it, and one that drops its result cancels it
+//! (`make_way`).
 
 use braid_bgworker::ddl::Shape;
 use braid_bgworker::hex;
@@ -40,7 +41,7 @@ const REWRITE: &str = "rewrite";
 /// States of an intent that is still to be run.
 const OPEN: &str = "e.state in ('waiting', 'running', 'failed')";
 
-/// Of the tables that an intent is about, one at least is there: `i` is its row.
+/// At least one of the tables that an intent is about exists: `i` is its row.
 const IS_ABOUT: &str =
     "(i.relations = '{}' or exists (select from pg_class c where c.oid = any (i.relations)))";
 
@@ -51,7 +52,7 @@ const BELOW: &str = "array(with recursive below (oid) as (select unnest($4::oid[
 /// Processes that run intents: the number of one that was killed may be somebody else's.
 const WORKERS: &str = "(select pid from pg_stat_activity where backend_type = 'braid intent' and datname = current_database())";
 
-/// What a statement says of itself if it is an intent.
+/// The setting by which a statement is sent as an intent.
 pub(super) fn setting(what: Alone) -> (String, String) {
     let kind = match what {
         Alone::CreateIndex { .. } => CREATE_INDEX,
@@ -106,8 +107,8 @@ pub(super) fn with_name(tables: &[StatementTable]) -> Option<String> {
     Some(format!("{before} INDEX CONCURRENTLY {after}"))
 }
 
-/// What a line of a table's shape is about, with the table: statements about one object are run in
-/// their order.
+/// The object that a line of a table's shape is about, with the table. Statements about one object
+/// are run in their order.
 fn object(state: &TableState, line: &str) -> String {
     let key = key(line);
     // A table leaves one parent before it gets another.
@@ -219,7 +220,7 @@ pub fn make_way(statement: &Statement) -> Result<(), PgError> {
         } else {
             removed.into_iter().chain(added).collect()
         };
-        // Those that a child has already are merged with the parent's.
+        // Constraints that a child has already are merged with the parent's.
         let constraints: Vec<String> = table
             .added
             .iter()
@@ -289,9 +290,9 @@ fn waits_for(text: &str, state: &str) -> PgError {
     .with_hint("See braid.ddl_log. braid.retry_ddl runs the earlier one now.")
 }
 
-/// The statement that is still to detach a partition here, and its state, if a later statement
-/// changes, drops or adds to what that is about: a partition that is still attached would be
-/// altered or dropped with its parent, and be in the way of another one.
+/// Returns the statement that is still to detach a partition on this node, and its state, if a
+/// later statement changes, drops or adds to the same tables. A partition that is still attached
+/// would be altered or dropped with its parent, or would prevent another one from being attached.
 fn detached_before(statement: &Statement) -> Rows {
     let changes = |table: &&StatementTable| {
         table.after.is_none() || !(table.added.is_empty() && table.removed.is_empty())
@@ -364,7 +365,7 @@ pub fn expected(state: &TableState) -> Option<Shape> {
 /// An intent that is to be run.
 #[derive(Debug)]
 pub struct Due {
-    /// Its statement.
+    /// The intent's statement.
     pub statement: Statement,
     /// Subscription that has brought it.
     pub subscription: String,
@@ -372,12 +373,12 @@ pub struct Due {
     pub tried: bool,
 }
 
-/// What is to be done about an intent.
+/// The next step of an intent.
 #[derive(Debug)]
 pub enum Verdict {
-    /// The catalog has what it brings.
+    /// The catalog has the intent's result.
     Done(&'static str),
-    /// What it is about is gone.
+    /// The object of the intent is gone.
     Skipped(&'static str),
     /// This statement is to be run.
     Run(String),
@@ -490,7 +491,7 @@ pub fn judge(due: &mut Due) -> Verdict {
                 }
                 Some(_) => run,
                 None => {
-                    // What has the name afterwards, this attempt has created.
+                    // An object that has the name afterwards was created by this attempt.
                     let id = statement.uuid();
                     owners_query(
                         "update braid.ddl_intent set tried = true where ddl_id = $1::uuid",

@@ -1,8 +1,8 @@
 //! The captured statements that a session executes at this moment, the outermost first.
 //!
-//! A statement that fails leaves PostgreSQL's functions by a long jump, so nothing is told of it
-//! but the end of its transaction or subtransaction: each entry has the nest level in which it
-//! began, and goes with that.
+//! A statement that fails leaves PostgreSQL's functions by a long jump. This module only learns of
+//! the end of its transaction or subtransaction. So each entry has the nest level in which it
+//! began, and is removed with that level.
 
 use std::cell::RefCell;
 
@@ -30,7 +30,7 @@ struct Open {
     names: ColumnNames,
     /// Statements that have run inside of this one, with the level at which each counts.
     inside: Vec<(i32, Captured)>,
-    /// The table of CREATE TABLE AS is there.
+    /// The table of CREATE TABLE AS exists.
     is_stored: bool,
     /// Invalid indexes of the tables that are written anew: other nodes do not have these.
     invalid: Vec<IndexName>,
@@ -111,7 +111,7 @@ pub(super) fn begin(found: SchemaStatement, text: String) -> bool {
         Form::Drop { .. } | Form::Alone(Alone::DropIndex)
     );
     if !invalid.is_empty() && !is_rewrite && !is_drop {
-        // CREATE INDEX CONCURRENTLY has failed: nobody else has been told of the index.
+        // CREATE INDEX CONCURRENTLY has failed: no other node has received the index.
         return false;
     }
     let (own, lasting): (Vec<_>, Vec<_>) = there
@@ -295,8 +295,8 @@ fn created_index(table: StatementTable) -> Option<Captured> {
     Some(captured)
 }
 
-/// Sends a statement that has succeeded, unless it stays here, and those that have run inside of
-/// it; after the one of which it is a part, if there is one.
+/// Sends a statement that has succeeded, unless it is local, and those that have run inside of it.
+/// If it is part of another statement, they follow that one.
 fn send(captured: Option<Captured>, inside: Vec<(i32, Captured)>) {
     let level = transaction::nest_level();
     let own = captured.map(|captured| (level, captured));

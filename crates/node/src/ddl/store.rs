@@ -48,7 +48,7 @@ pub(super) struct Captured {
     pub(super) filled: Vec<Filled>,
     /// Each node runs it by itself.
     pub(super) intent: Option<Alone>,
-    /// Its identity, once that is asked for.
+    /// The statement's identity, once it was needed.
     id: Option<[u8; 16]>,
     role: String,
     pub(super) settings: Vec<(String, String)>,
@@ -111,11 +111,11 @@ impl Captured {
     }
 
     /// Identity of the statement: a UUID of version 7, so that its first 8 bytes grow with the time
-    /// (RFC 9562, 5.7). That of a role is larger than of each statement which this node knows, also
-    /// where another node's clock is ahead. In a transaction.
+    /// (RFC 9562, 5.7). The identity of a role statement is larger than that of each statement
+    /// which this node knows, also if another node's clock is ahead. In a transaction.
     pub(super) fn id(&mut self) -> [u8; 16] {
-        // Others are not looked at: of two serializable transactions that look and write, one
-        // fails.
+        // Other statements are not compared: of two serializable transactions that both read and
+        // write the log, one fails.
         let is_of_role = ["CREATE ROLE", "ALTER ROLE"].contains(&self.tag.as_str());
         *self.id.get_or_insert_with(|| {
             let found = owners_query(
@@ -189,7 +189,7 @@ impl Captured {
 pub struct Entry<'a> {
     /// Subscription that has brought it; `None` at its own node.
     pub subscription: Option<&'a str>,
-    /// Where its transaction commits at the provider, and its number there.
+    /// Where its transaction commits at the provider, and its transaction id at the provider.
     pub remote: Option<(u64, u32)>,
     /// `sent`, `applied`, `merged`, `done already` or `failed`; those of an [`intent`].
     pub state: &'static str,

@@ -61,7 +61,7 @@ fn first_oid(found: Vec<Vec<Option<String>>>) -> Option<pg_sys::Oid> {
 /// renamed by a statement; `None` for others, whose names count. In a transaction with a snapshot.
 ///
 /// # Errors
-/// 42P01 when the extension is older than the library; whatever PostgreSQL raises.
+/// 42P01 when the extension is older than the library; those of PostgreSQL.
 pub fn renamed(
     subscription_id: u32,
     namespace: &str,
@@ -83,12 +83,12 @@ pub fn renamed(
     )?))
 }
 
-/// The table that takes the rows of a provider's table, by the OID that this has there; `None` if
-/// that is not known, or if a statement that was not replicated has renamed the table here. In a
-/// transaction with a snapshot.
+/// The local table that takes the rows of a provider's table, by the provider's OID of it. `None`
+/// if that is not recorded, or if a statement that was not replicated has renamed the local table.
+/// In a transaction with a snapshot.
 ///
 /// # Errors
-/// 42P01 when the extension is older than the library; whatever PostgreSQL raises.
+/// 42P01 when the extension is older than the library; those of PostgreSQL.
 pub fn numbered(subscription_id: u32, number: u32) -> Result<Option<pg_sys::Oid>, PgError> {
     if number == 0 {
         return Ok(None);
@@ -103,12 +103,12 @@ pub fn numbered(subscription_id: u32, number: u32) -> Result<Option<pg_sys::Oid>
     )?))
 }
 
-/// When a subscription was made, in seconds since 1970, and the ids of the statements that have
-/// renamed tables here since then. What was renamed before had its name at both nodes already. In a
-/// transaction.
+/// When a subscription was created, in seconds since 1970, and the ids of the statements that have
+/// renamed local tables since then. A table that was renamed before had its name at both nodes
+/// already. In a transaction.
 ///
 /// # Errors
-/// 42P01 when the extension is older than the library; whatever PostgreSQL raises.
+/// 42P01 when the extension is older than the library; those of PostgreSQL.
 pub fn renames(subscription_id: u32) -> Result<(String, Vec<String>), PgError> {
     let found = kept_plan::rows_in_snapshot(
         "select extract(epoch from s.created_at)::text, array_to_string(array(select distinct f.ddl_id from braid.former_table f \
@@ -128,10 +128,10 @@ pub fn renames(subscription_id: u32) -> Result<(String, Vec<String>), PgError> {
     ))
 }
 
-/// Those of some statements that this node has not run. In a transaction.
+/// Returns those of some statements that this node has not run. In a transaction.
 ///
 /// # Errors
-/// Whatever PostgreSQL raises.
+/// Those of PostgreSQL.
 pub fn not_run(statements: &[String]) -> Result<Vec<String>, PgError> {
     if statements.is_empty() {
         return Ok(Vec::new());
@@ -147,10 +147,10 @@ pub fn not_run(statements: &[String]) -> Result<Vec<String>, PgError> {
         .collect())
 }
 
-/// The table here that has a name at a node which lacks these statements. In a transaction.
+/// The local table that has a name at a node which has not run these statements. In a transaction.
 ///
 /// # Errors
-/// Whatever PostgreSQL raises.
+/// Those of PostgreSQL.
 pub fn table_without(
     lacks: &[String],
     namespace: &str,

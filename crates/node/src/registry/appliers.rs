@@ -16,9 +16,9 @@ pub struct ApplierEntry {
     pub state: AtomicU32,
     /// [`braid_postgres::wait::Wait`] that it sleeps in.
     pub wait: AtomicU32,
-    /// Commit of the transaction in hand, at the provider; the first of a batch's.
+    /// Commit of the current transaction, at the provider; in a batch, of the first.
     pub commit_lsn: AtomicU64,
-    /// When it or what came with it was taken (TimestampTz); 0 when nothing is in hand.
+    /// When the current transaction, or its run, was claimed (TimestampTz); 0 if there is none.
     pub taken_at: AtomicI64,
     /// Transactions committed.
     pub transactions: AtomicU64,
@@ -26,18 +26,18 @@ pub struct ApplierEntry {
     pub changes: AtomicU64,
     /// Attempts that were rolled back and tried again.
     pub retries: AtomicU64,
-    /// Time with a transaction in hand.
+    /// Time with a current transaction.
     pub busy: BusyTime,
 }
 
 impl ApplierEntry {
-    /// It starts.
+    /// Sets the entry up for an applier that starts.
     pub fn start(&self) {
         self.taken_at.store(0, Ordering::Relaxed);
         self.busy.start(now());
     }
 
-    /// Since when it has something in hand (TimestampTz).
+    /// Since when the applier has a current transaction (TimestampTz).
     fn in_hand_since(&self) -> Option<i64> {
         Some(self.taken_at.load(Ordering::Relaxed)).filter(|at| *at > 0)
     }
@@ -47,13 +47,13 @@ impl ApplierEntry {
         self.busy.look(now(), self.in_hand_since());
     }
 
-    /// Share of the last ten to twenty seconds with a transaction in hand, 0 to 1.
+    /// Share of the last ten to twenty seconds with a current transaction, 0 to 1.
     #[must_use]
     pub fn busy_share(&self) -> Option<f64> {
         self.busy.share(now(), self.in_hand_since())
     }
 
-    /// What it is doing.
+    /// The applier's state.
     #[must_use]
     pub fn state(&self) -> ApplierState {
         ApplierState::from_u32(self.state.load(Ordering::Relaxed))

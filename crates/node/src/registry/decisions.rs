@@ -45,7 +45,7 @@ pub struct RecordedDecision {
     pub from: u32,
     /// Appliers after.
     pub to: u32,
-    /// Share of those before's time in which they had a transaction in hand.
+    /// Share of time in which the former appliers had a current transaction.
     pub utilisation: f64,
     /// Rows per second.
     pub rows_per_second: f64,
@@ -74,7 +74,7 @@ impl Decisions {
         });
     }
 
-    /// Forget them. Also without the lock, by whoever owns the whole entry.
+    /// Forgets all decisions. The owner of the whole entry may call it without the lock.
     pub(super) fn clear(&self) {
         self.count.store(0, Ordering::Relaxed);
     }

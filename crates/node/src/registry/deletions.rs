@@ -1,5 +1,5 @@
-//! Which deletions may be remembered, by groups of keys, so that most rows are looked up nowhere;
-//! and how far local deletions are collected.
+//! Records which deletions may exist, by groups of keys, so that most rows need no look-up; and how
+//! far local deletions are collected.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
@@ -55,7 +55,7 @@ pub fn may_have_tombstone_since(timestamp: i64) -> bool {
     })
 }
 
-/// The same of those of this row's group of keys.
+/// Whether the group of keys of this row may have a deletion that is not older than `timestamp`.
 #[must_use]
 pub fn may_have_tombstone(hash: u64, timestamp: i64) -> bool {
     may_have_tombstone_since(timestamp)

@@ -35,7 +35,7 @@ pub(super) struct LastFailure {
 /// A failure as it was recorded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RecordedFailure {
-    /// What it was.
+    /// The error.
     pub error: PgError,
     /// End of the transaction that failed, in the provider's WAL; 0 for none.
     pub lsn: u64,
@@ -57,7 +57,7 @@ impl LastFailure {
         });
     }
 
-    /// Forget it. Also without the lock, by whoever owns the whole entry.
+    /// Forgets the failure. The owner of the whole entry may call it without the lock.
     pub(super) fn clear(&self) {
         self.at.store(0, Ordering::Relaxed);
     }

@@ -39,7 +39,7 @@ pub struct ManagerEntry {
     pub clock_warned_at: AtomicI64,
     /// Whether `newest` has what was there before the server started.
     pub remembers_newest: AtomicBool,
-    /// What of `newest` is written down, as far as it is ahead of the clock (TimestampTz).
+    /// The part of `newest` that is stored, as far as it is ahead of the clock (TimestampTz).
     pub newest_written: AtomicI64,
     /// Whether transactions of this node have versions of their own: `crate::local_version`.
     pub local_versions: AtomicU32,
@@ -50,7 +50,7 @@ pub struct ManagerEntry {
     /// Transactions of which commit timestamps are kept (`crate::kept_commit`): the first one, by
     /// its full id.
     pub kept_commits_from: AtomicU64,
-    /// And the one after the last; the largest number where that is not known yet.
+    /// The transaction after the last one; the largest number while that is not known yet.
     pub kept_commits_to: AtomicU64,
     /// No change arrives any more that is older than this, microseconds since 1970-01-01 UTC; 0:
     /// not known. Set by the manager.
@@ -82,7 +82,8 @@ pub struct ManagerEntry {
     pub sequences_pid: AtomicI32,
     /// Address of its latch; 0: none.
     pub sequences_latch: AtomicUsize,
-    /// Sequences are to be looked at now: set by whoever changes something that concerns them.
+    /// Sequences are to be checked now: set by every function that changes something concerning
+    /// them.
     pub sequences_poked: AtomicBool,
     /// The last tick of each layout of `crate::snowflake` that was used; 0: nobody knows yet.
     pub ticks: [AtomicU64; 2],
@@ -206,7 +207,7 @@ pub fn is_no_member() -> bool {
     my_manager().is_some_and(|entry| entry.membership.load(Ordering::Acquire) == NO_MEMBER)
 }
 
-/// Give back the entry of a database without a manager, unless somebody wants one.
+/// Releases the entry of a database without a manager, unless one is requested.
 pub fn release_manager(database: u32) {
     locked(|| {
         if let Some(entry) = find_manager(database)
@@ -228,7 +229,7 @@ fn managers_changed() {
 }
 
 thread_local! {
-    /// What [`my_manager`] found, and as of which generation.
+    /// The result of [`my_manager`], and its generation.
     static MY_MANAGER: Cell<(u64, Option<&'static ManagerEntry>)> = const { Cell::new((u64::MAX, None)) };
 }
 
@@ -252,7 +253,7 @@ pub(crate) fn poke(database: u32) {
     if shared().is_none() {
         return;
     }
-    // Under the lock, so that the entry is not given back between.
+    // Under the lock, so that the entry is not released in between.
     let running = locked(|| {
         let entry = find_or_take_manager(database)?;
         entry.poked.store(1, Ordering::SeqCst);

@@ -28,7 +28,7 @@ pub(super) struct Shared {
     pub(super) subscriptions: AtomicU32,
     /// Tables whose counters are kept, over all subscriptions.
     pub(super) max_tables: AtomicU32,
-    /// Those that have an entry.
+    /// Tables that have an entry.
     pub(super) tables_taken: AtomicU32,
     /// When this memory was set up: another time after each crash.
     pub(super) life: AtomicI64,
@@ -41,7 +41,7 @@ pub(super) struct Shared {
     /// Time of the newest deletion in each group of keys, microseconds since 1970-01-01 UTC; 0:
     /// none.
     pub(super) tombstones: [AtomicI64; TOMBSTONE_GROUPS],
-    /// What the readers of slots want, by the slot's place: `crate::readers`.
+    /// The wishes of the readers of slots, by the slot's place: `crate::readers`.
     pub(super) readers: [AtomicU32; READERS],
     pub(super) managers: [ManagerEntry; MAX_DATABASES],
     /// Versioned transactions: `crate::versions`.
@@ -145,7 +145,7 @@ pub(super) fn shared() -> Option<&'static Shared> {
     (!raw.is_null()).then(|| unsafe { &*raw })
 }
 
-/// What is known of the readers of slots.
+/// Returns the words of the readers of slots.
 #[must_use]
 pub(crate) fn readers() -> Option<&'static [AtomicU32]> {
     shared().map(|shared| shared.readers.as_slice())
@@ -179,7 +179,7 @@ pub fn rewrites() -> u64 {
     shared().map_or(0, |shared| shared.rewrites.load(Ordering::Acquire))
 }
 
-/// The transaction in hand has written down that it has rewritten a table.
+/// The current transaction has recorded that it has rewritten a table.
 pub fn count_rewrite() {
     if let Some(shared) = shared() {
         shared.rewrites.fetch_add(1, Ordering::AcqRel);

@@ -19,7 +19,7 @@ pub struct ProviderClock {
     pub warned_at: AtomicI64,
 }
 
-/// What was measured.
+/// A measurement of the provider's clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MeasuredClock {
     /// Microseconds by which the provider's clock is ahead of this node's.
@@ -41,7 +41,8 @@ impl ProviderClock {
         self.version.fetch_add(1, Ordering::Release);
     }
 
-    /// What was measured last; `None` when nothing was, or it is being written over and over.
+    /// Returns the last measurement; `None` if there is none, or if it is overwritten again and
+    /// again.
     #[must_use]
     pub fn get(&self) -> Option<MeasuredClock> {
         for _ in 0..100 {

@@ -1,5 +1,4 @@
-//! What came of scheduling a subscription's transactions, for the view braid.dependency_stats.
-//!
+//! Counts of how a subscription's transactions were scheduled, for the view braid.dependency_stats.
 //! The leader counts for itself and adds what is new now and then; the appliers add once for each
 //! batch. Relaxed atomics.
 
@@ -12,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct ScheduleCounters {
     /// Transactions that entered the dependency graph.
     pub scheduled: AtomicU64,
-    /// Those of them that had to wait for another.
+    /// Scheduled transactions that had to wait for another.
     pub dependent: AtomicU64,
     /// Edges to single transactions, and one for all that a barrier or forgotten keys stand for.
     pub edges: AtomicU64,
@@ -31,7 +30,7 @@ pub struct ScheduleCounters {
     /// Transactions with a barrier since a unique index of this node is not covered by the
     /// provider's keys.
     pub barriers_index: AtomicU64,
-    /// Transactions with a barrier since a trigger fires here.
+    /// Transactions with a barrier since a trigger fires on this node.
     pub barriers_trigger: AtomicU64,
     /// Transactions with a barrier since they have too many keys or tables, or do not fit into the
     /// apply buffer.
@@ -46,7 +45,7 @@ pub struct ScheduleCounters {
     pub width_max: AtomicU64,
     /// Their sum over all looks that found something in flight.
     pub width_sum: AtomicU64,
-    /// Those looks.
+    /// Number of these looks.
     pub width_looks: AtomicU64,
     /// Local commits of more than one transaction.
     pub batches: AtomicU64,

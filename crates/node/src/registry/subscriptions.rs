@@ -19,7 +19,7 @@ use super::rate_limit::RateLimit;
 use super::schedule::ScheduleCounters;
 use super::table_counters::{self, TableEntry};
 
-/// What a subscription's workers are doing.
+/// The activity of a subscription's workers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Activity {
@@ -35,7 +35,7 @@ pub enum Activity {
     Streaming = 4,
     /// The workers have ended after a failure and will be started again. Set by the manager.
     Retrying = 5,
-    /// What comes next was committed too far ahead of this node's clock. Set by the leader.
+    /// The next transaction was committed too far ahead of this node's clock. Set by the leader.
     Paused = 6,
 }
 
@@ -52,7 +52,7 @@ impl Activity {
         }
     }
 
-    /// Its name in the views.
+    /// The activity's name in the views.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -132,27 +132,27 @@ impl ToPark {
 #[repr(C)]
 #[derive(Debug)]
 pub struct SubscriptionEntry {
-    /// Its id in the catalog; 0: free.
+    /// The subscription's id in the catalog; 0: free.
     pub subscription_id: AtomicU32,
     /// OID of its database.
     pub database: AtomicU32,
-    /// Grows whenever the entry is taken or given back.
+    /// Grows whenever the entry is claimed or released.
     generation: AtomicU32,
     activity: AtomicU32,
     /// Process id of the leader; 0: none.
     pub leader_pid: AtomicI32,
     /// Address of the leader's latch; 0: none.
     pub leader_latch: AtomicUsize,
-    /// Whether the leader may confirm to the provider: 1. From before it looks what it is to hold
+    /// Whether the leader may confirm to the provider: 1. Set before it reads what it must hold
     /// back for others.
     pub confirms: AtomicU32,
     /// [`braid_postgres::wait::Wait`] that the leader sleeps in.
     pub leader_wait: AtomicU32,
-    /// Received up to here.
+    /// The position up to which changes are received.
     pub received_lsn: AtomicU64,
-    /// Applied up to here.
+    /// The position up to which changes are applied.
     pub applied_lsn: AtomicU64,
-    /// Durable here up to here.
+    /// The position up to which changes are durable on this node.
     pub flushed_lsn: AtomicU64,
     /// The provider's end of WAL as it last said.
     pub provider_lsn: AtomicU64,
@@ -189,14 +189,14 @@ pub struct SubscriptionEntry {
     pub fetched: AtomicU64,
     /// Attempts that were rolled back and tried again.
     pub retries: AtomicU64,
-    /// What is to be done otherwise when it comes again.
+    /// Changes in handling for transactions that are received again.
     pub anew: Anew,
-    /// The transaction whose turn it is waits for a statement of another node: 1. Those behind it
-    /// must hold no locks then, which the statement may need.
+    /// The transaction whose turn it is waits for a statement of another node: 1. Later
+    /// transactions must hold no locks then, as the statement may need them.
     pub awaits_statement: AtomicU32,
     /// Grows with each transaction that is parked, or is not any more: appliers look again.
     pub parked_version: AtomicU32,
-    /// What braid.retry_parked asks for.
+    /// The request of braid.retry_parked.
     pub retry: RetryRequest,
     /// Address of the latch of applier 0; 0: none. Set by that.
     pub first_applier_latch: AtomicUsize,
@@ -213,7 +213,7 @@ pub struct SubscriptionEntry {
     pub per_second: PerSecond,
     /// Failures in a row of its workers.
     pub failures: AtomicU32,
-    /// Its leader has ended to start anew, without a failure: 1.
+    /// The leader has ended to start anew, without a failure: 1.
     pub at_once: AtomicU32,
     /// Grows whenever the state of one of its tables moves, so that appliers look again.
     pub tables_version: AtomicU32,
@@ -229,7 +229,7 @@ pub struct SubscriptionEntry {
     pub starts: AtomicU32,
     failure: LastFailure,
     decisions: Decisions,
-    /// What came of scheduling.
+    /// The counts of scheduling.
     pub schedule: ScheduleCounters,
     /// How fast it may be read.
     pub rate_limit: RateLimit,
@@ -382,8 +382,8 @@ impl SubscriptionEntry {
         pids.filter(|pid| *pid != 0).collect()
     }
 
-    /// Read the entry with `read`. `None` when it was given back, or became another subscription's,
-    /// meanwhile.
+    /// Reads the entry with `read`. Returns `None` if it was released, or claimed for another
+    /// subscription, meanwhile.
     #[must_use]
     pub fn consistent<T>(&self, read: impl FnOnce(&Self) -> T) -> Option<T> {
         let before = self.generation.load(Ordering::Acquire);
@@ -393,7 +393,7 @@ impl SubscriptionEntry {
         (self.generation.load(Ordering::Relaxed) == before).then_some(value)
     }
 
-    /// Its options are others from now on. The manager is woken apart.
+    /// The subscription's options have changed. The manager is woken separately.
     pub(crate) fn alter(&self) {
         self.altered.fetch_add(1, Ordering::AcqRel);
     }
@@ -547,14 +547,14 @@ impl SubscriptionEntry {
         self.held_up.record(error, lsn);
     }
 
-    /// That transaction is done, or this process ends.
+    /// The transaction whose turn it is was committed, or this process ends.
     pub fn go_on(&self) {
         if self.held_up.is_there() {
             self.held_up.clear();
         }
     }
 
-    /// What the transaction whose turn it is has failed with, if it is tried again and again.
+    /// The failure of the transaction whose turn it is, if it is retried again and again.
     #[must_use]
     pub fn held_up(&self) -> Option<RecordedFailure> {
         self.held_up.get()
@@ -613,7 +613,7 @@ impl SubscriptionEntry {
         (found.lsn == commit_lsn).then_some((found.error, after))
     }
 
-    /// What its workers are doing.
+    /// Returns the activity of the subscription's workers.
     #[must_use]
     pub fn activity(&self) -> Activity {
         Activity::from_u32(self.activity.load(Ordering::Acquire))
@@ -631,7 +631,7 @@ impl SubscriptionEntry {
         self.failures.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// What was wrong is over: forget it.
+    /// Forgets the failure, which is over.
     pub fn clear_failure(&self) {
         self.failure.clear();
         self.failures.store(0, Ordering::Release);
@@ -643,7 +643,7 @@ impl SubscriptionEntry {
         self.failure.is_there()
     }
 
-    /// It was decided how many appliers there are to be. `at` is now, whatever it says.
+    /// Records a decision about the number of appliers.
     pub fn record_decision(&self, decision: &RecordedDecision) {
         self.decisions.record(decision);
     }

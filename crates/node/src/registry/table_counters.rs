@@ -2,9 +2,9 @@
 //! `braid.max_table_counters` entries, and half as many places more, so that chains stay short.
 //! Appliers and copy workers add, the views read.
 //!
-//! A subscription whose table finds no room counts that table and all new ones in an entry of its
-//! own for other tables, and stays with that until its entry is given back. So each table is
-//! counted in one place from its first change on, and never in two.
+//! If a subscription's table finds no room, that table and all new ones are counted in the
+//! subscription's own entry for other tables, until its entry is released. So each table is counted
+//! in one place from its first change on, and never in two.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -109,8 +109,8 @@ fn order(
     tail.iter().chain(head)
 }
 
-/// The table's own entry. One that was given back keeps its database while entries may lie behind
-/// it; any other free one ends the search.
+/// The table's own entry. A released entry keeps its database while entries may lie behind it; any
+/// other free one ends the search.
 fn find(
     places: &'static [TableEntry],
     database: u32,
@@ -196,7 +196,7 @@ fn take(
     Some(entry)
 }
 
-/// Gives back the entries of a subscription's tables. By the holder of the lock, while none of the
+/// Releases the entries of a subscription's tables. Called with the lock, while none of the
 /// subscription's processes runs.
 pub(super) fn release(shared: &'static Shared, database: u32, subscription_id: u32) {
     let places = entries(shared);

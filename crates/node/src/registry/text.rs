@@ -1,5 +1,5 @@
-//! Texts in shared memory. Whoever reads or writes one holds the registry's lock, or accepts a
-//! mixture of two.
+//! Texts in shared memory. A process that reads or writes one holds the registry's lock, or accepts
+//! a mixture of two.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 

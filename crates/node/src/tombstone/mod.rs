@@ -1,21 +1,21 @@
-//! Tombstones: what this node remembers of deleted rows, so that an older change of one that comes
+//! Tombstones: this node's records of deleted rows, so that an older change of a row that arrives
 //! late does not bring it back.
 //!
-//! Who has deleted a row is told by its dead version for as long as that is there. A row of
-//! `braid.tombstone` tells it from then on. Appliers write one with each deletion that they apply,
-//! in its transaction. Local deletions cost who makes them nothing: the collector
-//! (`workers/collector`) reads them off WAL, and keeps dead rows from being removed until it has
-//! come past them. So at any moment each deletion is told by one of the two.
+//! As long as the dead row version exists, it has the version of the deletion. From then on a row
+//! of `braid.tombstone` has it. Appliers write one with each deletion that they apply, in its
+//! transaction. Local deletions cost their sessions nothing: the collector (`workers/collector`)
+//! reads them from WAL, and keeps dead rows from being removed until it is past them. So at any
+//! moment one of the two records each deletion.
 //!
-//! A change that finds no row looks for its tombstone. For inserts that is the common case, so
-//! shared memory has, for each of `TOMBSTONE_GROUPS` (`registry/deletions.rs`) groups of keys, the
-//! newest deletion of any of them: what is newer than that meets none.
+//! A change that finds no row looks for its tombstone. For inserts that is the common case. So
+//! shared memory has the newest deletion for each of `TOMBSTONE_GROUPS` (`registry/deletions.rs`)
+//! groups of keys: a change that is newer conflicts with none.
 //!
-//! Rows that came by a copy, whose own commit does not tell their version, are kept in a table of
-//! almost the same form ([`store_copied`]).
+//! Rows that arrived by a copy, whose own commit does not have their version, are kept in a table
+//! of almost the same form ([`store_copied`]).
 //!
-//! Nothing is ever changed here: of a key's tombstones the newest counts. They are removed when
-//! nothing older can arrive any more (`manager.rs`).
+//! Tombstones are never updated: of a key's tombstones the newest counts. They are removed when no
+//! older change can arrive any more (`manager.rs`).
 
 pub mod drop_database;
 pub mod waiting;
@@ -47,11 +47,11 @@ const COPIED_COLUMNS: usize = 5;
 pub struct Tombstone {
     /// Hash of its table and key (`apply/key_hash/`).
     pub hash: u64,
-    /// Its table here.
+    /// OID of the local table.
     pub relation: u32,
     /// Commit timestamp of the deletion at its origin, microseconds since 1970-01-01 UTC.
     pub timestamp: i64,
-    /// Where it was deleted: a replication origin, 0 for here.
+    /// The node that deleted it: a replication origin, 0 for this node.
     pub origin: ReplOriginId,
 }
 
@@ -60,9 +60,9 @@ pub struct Tombstone {
 pub struct CopiedVersion {
     /// Commit timestamp at its origin, microseconds since 1970-01-01 UTC.
     pub timestamp: i64,
-    /// Where it was written: a replication origin, 0 for here.
+    /// The node that wrote it: a replication origin, 0 for this node.
     pub origin: ReplOriginId,
-    /// The row was made of several: whoever wrote this version has not seen all of it.
+    /// The row was made of several: the writer of this version has not seen all of it.
     pub merged: bool,
 }
 
@@ -70,8 +70,8 @@ pub struct CopiedVersion {
 /// commit record tells. The manager puts it in its place.
 pub const AT_COMMIT: i64 = 0;
 
-/// The time of what this transaction has removed, which was prepared ([`AT_COMMIT`]); `None` when
-/// that does not count: it is the one in hand, or its time is forgotten.
+/// The commit time of the transaction that removed a row and was prepared ([`AT_COMMIT`]). `None`
+/// if that does not count: it is the current transaction, or its time is forgotten.
 #[must_use]
 pub fn committed_at(writer: pg_sys::TransactionId, seen: Seen) -> Option<i64> {
     if transaction::is_own(writer) {
@@ -85,7 +85,7 @@ pub fn committed_at(writer: pg_sys::TransactionId, seen: Seen) -> Option<i64> {
     }
 }
 
-/// What is known by the hash of a row's key.
+/// The tables that are read by the hash of a row's key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Known {
     /// `braid.tombstone`.
@@ -110,15 +110,15 @@ impl Known {
     }
 }
 
-/// Write tombstones down. In a transaction of the caller's: they are there when it commits.
+/// Stores tombstones. In the caller's transaction: they count when it commits.
 ///
 /// # Errors
-/// Whatever PostgreSQL raises.
+/// Those of PostgreSQL.
 pub fn store(tombstones: &[Tombstone]) -> Result<(), PgError> {
     if tombstones.is_empty() {
         return Ok(());
     }
-    // Before the commit, so that nobody is told that there is none while there is one.
+    // Before the commit, so that no process finds that there is none while there is one.
     for tombstone in tombstones {
         let newest = match tombstone.timestamp {
             // As late as its commit may come.
@@ -130,11 +130,11 @@ pub fn store(tombstones: &[Tombstone]) -> Result<(), PgError> {
     write(Known::Deletions, tombstones.iter().map(values))
 }
 
-/// Write down the versions of rows that a copy has brought, each with whether it was merged. In the
+/// Stores the versions of rows that a copy has brought, each with whether it was merged. In the
 /// transaction of the copy.
 ///
 /// # Errors
-/// Whatever PostgreSQL raises.
+/// Those of PostgreSQL.
 pub fn store_copied(rows: &[(Tombstone, bool)]) -> Result<(), PgError> {
     let each = rows.iter().map(|(row, merged)| {
         let [hash, timestamp, relation, origin] = values(row);
@@ -160,12 +160,12 @@ fn write<const N: usize>(
     Ok(())
 }
 
-/// Which tombstones are seen.
+/// The tombstones that a search sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Seen {
-    /// Those that are committed, and the transaction's own.
+    /// Committed ones, and the transaction's own.
     Committed,
-    /// Those of transactions that still run, too.
+    /// Also those of running transactions.
     All,
 }
 
@@ -189,7 +189,7 @@ pub fn prepared_commits(timestamp: i64) {
 }
 
 /// Give tombstones of prepared transactions that have committed the time of that, and what these
-/// have taken out of tables without a key. In a transaction of the caller's.
+/// have taken out of tables without a key. In the caller's transaction.
 pub fn settle() {
     for (table, column) in [("tombstone", "deleted_at"), ("taken_row", "removed_at")] {
         execute_lazily(
@@ -205,7 +205,7 @@ pub fn settle() {
 /// The newest deletion of the row with this hash: its time and origin.
 ///
 /// # Errors
-/// Whatever PostgreSQL raises.
+/// Those of PostgreSQL.
 pub fn find(hash: u64, seen: Seen) -> Result<Option<(i64, ReplOriginId)>, PgError> {
     let mut newest: Option<(i64, ReplOriginId)> = None;
     each(Some(by(Known::Deletions, hash)?), seen, |tombstone| {
@@ -223,11 +223,11 @@ fn by(known: Known, hash: u64) -> Result<By, PgError> {
     })
 }
 
-/// The same, all of them where several nodes have deleted it at one time: their names decide, which
-/// this module does not know.
+/// Finds the newest deletions of the row with this hash: several if several nodes have deleted it
+/// at one time. Then their names decide, which this module does not know.
 ///
 /// # Errors
-/// Whatever PostgreSQL raises.
+/// Those of PostgreSQL.
 pub fn find_each(hash: u64, seen: Seen) -> Result<Vec<(i64, ReplOriginId)>, PgError> {
     let mut newest: Vec<(i64, ReplOriginId)> = Vec::new();
     each(Some(by(Known::Deletions, hash)?), seen, |tombstone| {
@@ -246,7 +246,7 @@ pub fn find_each(hash: u64, seen: Seen) -> Result<Vec<(i64, ReplOriginId)>, PgEr
 /// All deletions with this hash: time and origin of each.
 ///
 /// # Errors
-/// Whatever PostgreSQL raises.
+/// Those of PostgreSQL.
 pub fn find_all(hash: u64, seen: Seen) -> Result<Vec<(i64, ReplOriginId)>, PgError> {
     let mut all = Vec::new();
     each(Some(by(Known::Deletions, hash)?), seen, |tombstone| {
@@ -258,7 +258,7 @@ pub fn find_all(hash: u64, seen: Seen) -> Result<Vec<(i64, ReplOriginId)>, PgErr
 /// The version with which a copy has brought the row with this hash.
 ///
 /// # Errors
-/// Whatever PostgreSQL raises.
+/// Those of PostgreSQL.
 pub fn find_copied(hash: u64) -> Result<Option<CopiedVersion>, PgError> {
     let mut newest = None;
     let by = by(Known::Copies, hash)?;
@@ -272,7 +272,7 @@ pub fn find_copied(hash: u64) -> Result<Option<CopiedVersion>, PgError> {
 /// The versions with which copies have brought rows with this hash.
 ///
 /// # Errors
-/// Whatever PostgreSQL raises.
+/// Those of PostgreSQL.
 pub fn find_all_copied(hash: u64) -> Result<Vec<CopiedVersion>, PgError> {
     let mut all = Vec::new();
     each_copied(Some(by(Known::Copies, hash)?), |version| {
@@ -285,7 +285,7 @@ pub fn find_all_copied(hash: u64) -> Result<Vec<CopiedVersion>, PgError> {
 /// Whether a copy has brought any row that was merged.
 ///
 /// # Errors
-/// Whatever PostgreSQL raises.
+/// Those of PostgreSQL.
 pub fn has_copied_merged() -> Result<bool, PgError> {
     let mut found = false;
     each_copied(None, |version| {
@@ -300,8 +300,8 @@ pub fn has_copied_merged() -> Result<bool, PgError> {
     Ok(found)
 }
 
-/// Look at the versions that copies have brought, or at those that an index finds, until told to
-/// stop.
+/// Passes on the versions that copies have brought, or those that an index finds, until `look`
+/// breaks.
 fn each_copied(
     by: Option<By>,
     mut look: impl FnMut(CopiedVersion) -> ControlFlow<()>,
@@ -322,7 +322,7 @@ fn each_copied(
 /// microseconds since 1970-01-01 UTC.
 ///
 /// # Errors
-/// Whatever PostgreSQL raises.
+/// Those of PostgreSQL.
 pub fn received(tables: &[u32], since: i64) -> Result<BTreeMap<u32, HashSet<u64>>, PgError> {
     let seen = Seen::Committed;
     let (table, index) = (Known::Deletions.table()?, own_table("tombstone_relation")?);
@@ -344,11 +344,11 @@ pub fn received(tables: &[u32], since: i64) -> Result<BTreeMap<u32, HashSet<u64>
     Ok(hashes)
 }
 
-/// Tell shared memory of all tombstones that there are, after the server was started. In a
-/// transaction of the caller's.
+/// Enters all existing tombstones into shared memory, after the server was started. In the caller's
+/// transaction.
 ///
 /// # Errors
-/// Whatever PostgreSQL raises.
+/// Those of PostgreSQL.
 pub fn load() -> Result<(), PgError> {
     each(None, Seen::Committed, |tombstone| {
         pgrx::check_for_interrupts!();
@@ -358,8 +358,8 @@ pub fn load() -> Result<(), PgError> {
     Ok(())
 }
 
-/// Look at all tombstones, or at those that an index finds. Whoever deleted a row that was not
-/// found has committed its tombstone with that.
+/// Passes on all tombstones, or those that an index finds. If a deleted row is not found any more,
+/// its tombstone was committed with the deletion.
 fn each(by: Option<By>, seen: Seen, mut look: impl FnMut(Tombstone)) -> Result<(), PgError> {
     let table = Known::Deletions.table()?;
     table_scan::each::<COLUMNS>(table, by, seen.sees(), |row| {

@@ -16,13 +16,13 @@ use crate::registry;
 
 /// Between two looks at how far the collector has come.
 const LOOK: Duration = Duration::from_millis(2);
-/// How long a collector is waited for that runs and gets nowhere: it may have a large transaction
-/// in hand.
+/// How long to wait for a collector that runs without progress: its current transaction may be
+/// large.
 const PATIENCE: Duration = Duration::from_secs(300);
-/// How long a collector is waited for that does not run.
+/// How long to wait for a collector that does not run.
 const PATIENCE_WITHOUT: Duration = Duration::from_secs(10);
 
-/// Whether the slot of this database's collector is there, and not only being made.
+/// Whether the slot of this database's collector exists, and is complete.
 #[must_use]
 pub fn has_slot() -> bool {
     let Ok(name) = CString::new(slot_name::of_collector(process::my_database())) else {
@@ -37,8 +37,8 @@ pub fn has_slot() -> bool {
     }
 }
 
-/// Waits until the collector of this database has passed a position in flushed WAL and has
-/// written what it found. False if it does not get there.
+/// Waits until the collector of this database has passed a position in flushed WAL and has stored
+/// what it found. Returns false if it does not get that far.
 #[must_use]
 pub fn wait_past(aim: u64) -> bool {
     let mut before = 0;
@@ -62,8 +62,8 @@ pub fn wait_past(aim: u64) -> bool {
     }
 }
 
-/// The error where the collector did not get there. The transaction in hand is to be rolled back
-/// and done again.
+/// The error if the collector did not get that far. The current transaction must be rolled back and
+/// retried.
 #[must_use]
 pub fn not_yet(message: &str) -> PgError {
     PgError::new(SqlState::SerializationFailure, message)

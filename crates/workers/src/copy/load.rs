@@ -321,7 +321,7 @@ impl Target {
     /// lock, so it is not waited for longer than two seconds.
     ///
     /// # Errors
-    /// 55P03 if a transaction does not end in time; whatever PostgreSQL raises.
+    /// 55P03 if a transaction does not end in time; those of PostgreSQL.
     pub fn lock_out_lockers(&self) -> Result<(), PgError> {
         let command = format!("lock table {} in exclusive mode", self.quoted());
         catalog::with_settings(&[("lock_timeout", LOCKERS_TIMEOUT)], || {

@@ -145,7 +145,7 @@ fn moves(connection: &mut Connection) -> Result<Vec<(u64, u64)>, End> {
         .collect())
 }
 
-/// Have the bound be durable. In a transaction of the caller's. False where the subscription is
+/// Have the bound be durable. In the caller's transaction. False where the subscription is
 /// gone.
 fn raise(id: u32, up_to: u64) -> Result<bool, PgError> {
     subscription::limit_lock_waits()?;
