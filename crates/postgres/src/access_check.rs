@@ -23,7 +23,7 @@ use crate::error::{PgError, pass_on};
 use crate::ffi::raw;
 use crate::parse_tree::{List, tree};
 
-/// What a library does about the tables of statements.
+/// A library's callbacks for the tables of statements.
 #[derive(Debug)]
 pub struct AccessWatch {
     /// Whether [`AccessWatch::check`] is to be called. Raises nothing.

@@ -14,7 +14,7 @@ use crate::plain;
 pub struct ActingRole {
     /// The role.
     pub role: pg_sys::Oid,
-    /// Its limits, as flags.
+    /// The role's limits, as flags.
     pub limits: u32,
 }
 

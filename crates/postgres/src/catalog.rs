@@ -22,16 +22,16 @@ use crate::syscache::ClassRow;
 use crate::tuple_desc::TupleDesc;
 use crate::value::Value;
 
-/// Which rights a piece of work has.
+/// The rights with which work is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rights {
-    /// Those of the extension's owner, who may read and write its tables.
+    /// The rights of the extension's owner, who may read and write its tables.
     ExtensionOwner,
-    /// Those of a role, and of nobody else whatever the objects it meets do: for looking into a
-    /// user's table.
+    /// The rights of one role only, whatever the objects do that it uses: for reading a user's
+    /// table.
     Confined(pg_sys::Oid),
-    /// Those of a table's owner, confined likewise unless the owner is a superuser. The table is
-    /// locked as for a reader. To plan a query is enough to run code of the owner: the planner
+    /// The rights of a table's owner, confined likewise unless the owner is a superuser. The table
+    /// is locked as for a reader. Planning a query is enough to run code of the owner: the planner
     /// folds constants in expressions of indexes, checks and statistics.
     OwnerOf(pg_sys::Oid),
 }
@@ -127,7 +127,7 @@ pub fn write(sql: &str, arguments: &[DatumWithOid<'_>]) -> (usize, Rows) {
     }
 }
 
-/// Runs the statements of a script, in UTF-8, one after the other in the transaction in hand.
+/// Runs the statements of a script, in UTF-8, one after the other in the current transaction.
 /// Settings that they make hold until it ends.
 pub fn run_script(script: &str) {
     let script = encoding::statement(script);
@@ -242,8 +242,8 @@ pub fn with_rights<T>(rights: Rights, work: impl FnOnce() -> T) -> T {
 /// each table that it names, and on each index of these. So a transaction can read thousands of
 /// tables, one after the other, and hold the locks of one at a time.
 ///
-/// The tables may change as soon as this returns. Only for callers that rely on nothing of that, as
-/// what they decide is checked again by whoever acts on it.
+/// The tables may change as soon as this returns. Only for callers that do not rely on the result:
+/// the code that acts on their decision checks it again.
 ///
 /// Raises PostgreSQL's own error if the statement fails.
 pub fn glance(rights: Rights, sql: &str) -> Rows {

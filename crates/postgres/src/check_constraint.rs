@@ -21,7 +21,7 @@ use crate::table_scan::low;
 pub struct CheckCall {
     /// The constraint.
     pub constraint: pg_sys::Oid,
-    /// Its table.
+    /// The constraint's table.
     pub table: pg_sys::Oid,
     /// Schema of the function, in the server's encoding.
     pub schema: CString,

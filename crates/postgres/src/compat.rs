@@ -1,5 +1,4 @@
-//! What differs between the major versions that are supported. The only place with
-//! `cfg(feature = "pgNN")`.
+//! Differences between the supported major versions. The only place with `cfg(feature = "pgNN")`.
 
 mod access;
 mod calls;
@@ -455,7 +454,7 @@ pub const INSERT_NO_LOGICAL: InsertOptions = pg_sys::TABLE_INSERT_NO_LOGICAL.cas
 #[cfg(feature = "pg19")]
 pub const INSERT_NO_LOGICAL: InsertOptions = pg_sys::TABLE_INSERT_NO_LOGICAL;
 
-/// The cache that a callback is told of: unsigned up to 18.
+/// The cache of a callback's argument: unsigned up to 18.
 #[must_use]
 pub const fn cache_of_number(number: i32) -> pg_sys::SysCacheIdentifier::Type {
     #[cfg(not(feature = "pg19"))]

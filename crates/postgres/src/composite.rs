@@ -57,7 +57,7 @@ impl<'s> Formed<'s> {
         })
     }
 
-    /// Its header and values.
+    /// The tuple's header and values.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: the tuple was formed in memory that only unsafe functions reset.
@@ -141,7 +141,7 @@ pub struct Composite {
 }
 
 impl Composite {
-    /// Opens a value. What is allocated for that is in the current memory context.
+    /// Opens a value. The copies that this takes are in the current memory context.
     ///
     /// # Safety
     /// `value` is a composite one. It and the current memory context outlive the result.

@@ -223,7 +223,7 @@ impl<'c> Context<'c> {
         done
     }
 
-    /// Appends to the message in hand.
+    /// Appends to the current message.
     #[inline]
     pub fn append(self, bytes: &[u8]) {
         let length = i32::try_from(bytes.len()).unwrap_or(i32::MAX);
@@ -234,7 +234,7 @@ impl<'c> Context<'c> {
         }
     }
 
-    /// The message in hand as far as it is written, its header included.
+    /// The current message as far as it is written, its header included.
     #[must_use]
     pub fn written(&self) -> &[u8] {
         pointee::message(self.get()).map_or(&[], pointee::bytes)
@@ -317,7 +317,7 @@ impl<'c> Transaction<'c> {
         unsafe { raw.as_ref() }.map(Self)
     }
 
-    /// Its id.
+    /// The transaction's id.
     #[inline]
     #[must_use]
     pub fn id(self) -> u32 {
@@ -344,7 +344,7 @@ impl<'c> Transaction<'c> {
         pointee::prepared_name(self.0)
     }
 
-    /// Its changes that are in memory, the last one first.
+    /// The transaction's changes that are in memory, the last one first.
     pub fn changes_backwards(self) -> impl Iterator<Item = DecodedChange<'c>> {
         let head = &raw const self.0.changes.head;
         let mut node = self.0.changes.head.prev.cast_const();
@@ -382,7 +382,7 @@ impl<'c> DecodedChange<'c> {
     /// The change that PostgreSQL gives to a callback.
     ///
     /// # Safety
-    /// The change is one of a transaction in hand, and lives for `'c`.
+    /// The change belongs to the transaction that is being decoded, and lives for `'c`.
     #[inline]
     #[must_use]
     pub unsafe fn from_ptr(raw: *const pg_sys::ReorderBufferChange) -> Self {
@@ -487,14 +487,14 @@ impl<'c> Tuple<'c> {
         unsafe { raw.cast_const().as_ref() }.map(Self)
     }
 
-    /// Its header and values.
+    /// The tuple's header and values.
     #[inline]
     #[must_use]
     pub fn bytes(self) -> &'c [u8] {
         pointee::tuple_bytes(self.0)
     }
 
-    /// Its header.
+    /// The tuple's header.
     #[inline]
     #[must_use]
     pub fn header(self) -> &'c pg_sys::HeapTupleHeaderData {

@@ -1,11 +1,11 @@
-//! What a DROP command that is about to run would drop, as an event trigger sees it.
+//! The objects that a DROP command would drop, seen before it runs, as by an event trigger.
 
 use pgrx::pg_sys;
 
 use crate::catalog::utf8_string;
 use crate::parse_tree::{List, Node, at, tree};
 
-/// What is to be dropped, as far as it can take an extension along.
+/// A DROP command, as far as it can take an extension along.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DropCommand {
     /// DROP EXTENSION of these names.
@@ -30,7 +30,7 @@ pub unsafe fn from_event_trigger(fcinfo: pg_sys::FunctionCallInfo) -> Option<Dro
     Some(command.map_or(DropCommand::Other, of_statement))
 }
 
-/// What a statement would drop. Looks roles up, in a transaction.
+/// The kind of DROP command of a statement. Looks roles up, in a transaction.
 #[must_use]
 pub fn of_statement(statement: Node<'_>) -> DropCommand {
     look(statement).unwrap_or(DropCommand::Other)

@@ -15,7 +15,7 @@ pub use fields::Fields;
 use fields::Watch;
 use held::Held;
 
-/// A lock at another node, or a commit there, that a question to that node has waited for in vain.
+/// A lock at another node, or a commit at it, that a question to that node has waited for in vain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PeerLock {
     /// No commit at that node waits for this node to confirm it.
@@ -28,7 +28,7 @@ pub enum PeerLock {
 /// An error that PostgreSQL or our own code raised, after it was caught.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PgError {
-    /// Its code.
+    /// The error's code.
     pub sqlstate: SqlState,
     /// Primary message.
     pub message: String,
@@ -105,7 +105,7 @@ impl PgError {
         self.fields.as_deref()?.context()
     }
 
-    /// With one more line of CONTEXT, after those that are there.
+    /// Adds one more line of CONTEXT, after the existing ones.
     #[must_use]
     pub fn with_context(mut self, line: &str) -> Self {
         self.fields.get_or_insert_default().add_context(line);
@@ -156,8 +156,8 @@ impl PgError {
         self
     }
 
-    /// Raise it as a PostgreSQL error, with its SQLSTATE, and all that PostgreSQL said if it came
-    /// from there.
+    /// Raises it as a PostgreSQL error, with its SQLSTATE, and with all its fields if PostgreSQL
+    /// had raised it.
     pub fn raise(self) -> ! {
         if self.fields.is_some() || !is_named(self.sqlstate) {
             fields::raise(self);
@@ -241,7 +241,7 @@ fn report(level: pgrx::PgLogLevel, error: &PgError) {
 /// what `work` did, only locks and waits that no rollback would end are undone.
 ///
 /// # Errors
-/// Whatever was raised.
+/// The raised error.
 pub fn catch<T>(work: impl FnOnce() -> T) -> Result<T, PgError> {
     let held = Held::now();
     let mut watch = Watch::new();
@@ -270,7 +270,7 @@ pub fn pass_on<T>(work: impl FnOnce() -> T) -> T {
 /// or returns an error. Leaves TopMemoryContext as the current one.
 ///
 /// # Errors
-/// Whatever `work` raised or returned.
+/// The error that `work` raised or returned.
 pub fn transaction<T>(work: impl FnOnce() -> Result<T, PgError>) -> Result<T, PgError> {
     let outcome = catch(|| {
         crate::transaction::start();

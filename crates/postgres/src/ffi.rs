@@ -320,7 +320,7 @@ pub mod raw {
             estate: *mut pg_sys::EState,
         );
         // src/include/access/xact.h.
-        /// Id of the current command, which counts as used if so told.
+        /// Id of the current command, which counts as used if `used` is true.
         pub fn GetCurrentCommandId(used: bool) -> pg_sys::CommandId;
         /// Makes the changes of the current command visible to the next.
         pub fn CommandCounterIncrement();
@@ -420,7 +420,7 @@ pub type PutMessage = unsafe extern "C-unwind" fn(c_char, *const c_char, usize) 
 /// Puts a protocol message into the send buffer: its kind, its body and the body's length.
 pub type PutMessageNoblock = unsafe extern "C-unwind" fn(c_char, *const c_char, usize);
 
-/// What stands in the place of PostgreSQL's functions.
+/// Replacements for PostgreSQL's functions.
 #[derive(Clone, Copy)]
 pub struct Methods {
     /// Waits until all is sent.
@@ -440,9 +440,9 @@ unsafe extern "C" {
     static mut PQ_COMM_METHODS: *const PqCommMethods;
 }
 
-/// The table that was there, while ours is in its place.
+/// PostgreSQL's table of functions, while ours is in its place.
 static ORIGINAL_METHODS: AtomicPtr<PqCommMethods> = AtomicPtr::new(std::ptr::null_mut());
-/// That table is PostgreSQL's own, and not one of another extension.
+/// Whether the replaced table is PostgreSQL's own, and not one of another extension.
 static ORIGINAL_IS_POSTGRES: AtomicBool = AtomicBool::new(false);
 
 /// Ours.
@@ -483,7 +483,7 @@ pub unsafe fn replace_methods(methods: Methods) {
 pub fn restore_methods() {
     let original = ORIGINAL_METHODS.swap(std::ptr::null_mut(), Relaxed);
     if !original.is_null() {
-        // SAFETY: it is the table that was there.
+        // SAFETY: it is the table that was replaced.
         unsafe { PQ_COMM_METHODS = original };
     }
 }
@@ -634,12 +634,13 @@ unsafe extern "C-unwind" {
     ) -> isize;
 }
 
-/// What came of writing to the client.
+/// The result of writing to the client.
 #[derive(Debug, Clone, Copy)]
 pub enum Written {
     /// So many bytes were taken.
     Bytes(usize),
-    /// None were, for now. The same bytes have to be written again, perhaps with more behind them.
+    /// Nothing was taken, for now. The same bytes have to be written again, perhaps with more
+    /// behind them.
     Later,
     /// The client is gone; the system's number for how.
     Lost(i32),

@@ -19,9 +19,9 @@ pub struct FunctionCall<'c> {
 pub struct Argument {
     /// The value.
     pub value: pg_sys::Datum,
-    /// Its type; invalid if the caller has not said it.
+    /// The value's type; invalid if the caller has not given it.
     pub of: pg_sys::Oid,
-    /// Its collation; invalid for none.
+    /// The value's collation; invalid for none.
     pub collation: pg_sys::Oid,
 }
 

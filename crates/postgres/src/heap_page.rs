@@ -1,5 +1,5 @@
-//! Pages in shared buffers; and a row of one that is in hand: heap_fetch of
-//! src/backend/access/heap/heapam.c, 15 to 18, for a buffer that is pinned already.
+//! Pages in shared buffers; and a row of a page that is pinned already: heap_fetch of
+//! src/backend/access/heap/heapam.c, 15 to 18, for such a buffer.
 
 use std::cell::Cell;
 use std::ffi::c_char;
@@ -121,7 +121,7 @@ pub unsafe fn fetch(
     }
 }
 
-/// What the header of a row version says of the transactions that wrote and ended it.
+/// The transactions that wrote and ended a row version, from its header.
 #[derive(Debug, Clone, Copy)]
 pub struct Lifetime {
     /// The transaction that wrote it; `None` if the version is frozen.

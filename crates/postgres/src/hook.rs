@@ -21,12 +21,11 @@ use crate::ffi::raw;
 use crate::parse_tree::{Node, tree};
 use crate::{encoding, plain, role_statement, schema_statement};
 
-/// What a library does around statements. Functions that say so are called without a guard: they
-/// raise nothing.
+/// A library's callbacks around statements. Those that raise nothing are called without a guard.
 #[derive(Debug)]
 pub struct Watch {
-    /// A statement of any kind begins: which of its errors are explained. What it raises, it raises
-    /// behind a guard of its own, and has nothing with a destructor on its stack.
+    /// A statement of any kind begins. Returns which of its errors are explained. The function
+    /// raises errors behind a guard of its own, and has nothing with a destructor on its stack.
     pub begins: fn() -> Option<&'static Explanation>,
     /// Whether [`Watch::before`] is to be called for a utility statement. Raises nothing.
     pub wants: fn(Utility<'_>) -> bool,
@@ -39,7 +38,7 @@ pub struct Watch {
     pub objects: &'static [ObjectWatch],
 }
 
-/// What a library does when an object is accessed.
+/// A library's callback for accesses to objects.
 #[derive(Debug)]
 pub struct ObjectWatch {
     /// The kind of access.

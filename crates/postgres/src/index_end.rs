@@ -1,10 +1,10 @@
-//! The end of a B-tree: a key that is greater than all that are in it is not there, alive or dead,
-//! and one look at its last page tells. Rows that come with growing keys, of a sequence or a clock,
-//! need no way down from the root to be found missing. Run by the appliers.
+//! The end of a B-tree: a key that is greater than all others in it does not exist, alive or dead.
+//! One look at the last page answers that. Rows with growing keys, of a sequence or a clock, are
+//! found missing without a descent from the root. Run by the appliers.
 //!
-//! It is remembered in which buffer the last page was. Whether that page is in it, and is still the
-//! last one, is seen each time, with the page locked; so nothing has to be told when the index is
-//! split, vacuumed, truncated or rebuilt.
+//! The buffer of the last page is remembered. Each look locks the page, and checks that it is in
+//! that buffer and is still the last one. So a split, vacuum, truncation or rebuild of the index
+//! needs no notification.
 
 use std::mem::offset_of;
 
@@ -51,16 +51,16 @@ pub(crate) const BY_HAND: &[(&str, usize)] = &[
     ("BTP_DELETED | BTP_HALF_DEAD", GONE as usize),
 ];
 
-/// What is known of the end of an index.
+/// The remembered end of an index.
 #[derive(Debug)]
 pub struct IndexEnd {
-    /// Made at the first look.
+    /// Created at the first look.
     key: *mut ScanInsert,
     /// Block and buffer that the last page was in.
     page: Option<(pg_sys::BlockNumber, pg_sys::Buffer)>,
-    /// So many look-ups are to come without a look here.
+    /// Number of look-ups to come that do not look at the end.
     skip: u32,
-    /// How many that were the last time.
+    /// The number that `skip` had the last time.
     pause: u32,
 }
 
@@ -170,7 +170,7 @@ impl IndexEnd {
             // Up to 16 the function takes a snapshot as well, which may be null.
             let buffer = raw::_bt_get_endpoint(index, 0, true, std::ptr::null_mut());
             if buffer == 0 {
-                // It is empty.
+                // The index is empty.
                 return false;
             }
             let seen = self.compare(index, buffer);

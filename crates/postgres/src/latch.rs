@@ -10,7 +10,7 @@ use pgrx::pg_sys;
 use crate::error::PgError;
 use crate::wait::{self, Wait};
 
-/// What to wait for on a socket.
+/// The events to wait for on a socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Interest {
     /// Something to read.
@@ -65,7 +65,7 @@ pub(crate) fn wait_for_socket(socket: i32, interest: Interest, timeout: Option<D
     wait_for(socket, interest, timeout, None)
 }
 
-/// The same, shown as `what`.
+/// Waits for a socket; the wait is shown as `what`.
 pub(crate) fn wait_for_socket_as(
     socket: i32,
     interest: Interest,
@@ -126,7 +126,7 @@ pub fn wait(timeout: Option<Duration>) -> bool {
     wait_for_socket(-1, Interest::Read, timeout).latch
 }
 
-/// The same, shown as `what`.
+/// Waits for the latch; the wait is shown as `what`.
 pub fn wait_as(what: Wait, timeout: Duration) -> bool {
     wait_for(-1, Interest::Read, Some(timeout), Some(what)).latch
 }
@@ -194,7 +194,7 @@ impl SocketWait {
     /// `wait_for_socket`; shown as `what`.
     pub fn wait(&self, what: Wait, timeout: Duration) {
         let mut events = [pg_sys::WaitEvent::default(); 3];
-        // SAFETY: the set is there, and there is room for all of its events.
+        // SAFETY: the set exists as long as `self`, and there is room for all of its events.
         unsafe {
             let count = wait::during(Some(what), |event| {
                 pg_sys::WaitEventSetWait(

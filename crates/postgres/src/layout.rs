@@ -1,5 +1,5 @@
-//! Layouts and numbers of PostgreSQL's that are written down by hand here, as the bindings lack
-//! them. The tests inside a server compare each with the headers of the server's major
+//! PostgreSQL's layouts and numbers that this crate writes down by hand, as the bindings lack them.
+//! The tests inside a server compare each with the headers of the server's major version
 //! (`crates/inside/layout.c`).
 
 use crate::{compat, ffi, heap_page, index_end};
@@ -14,8 +14,8 @@ pub fn any_user_timeout() -> i64 {
     i64::from(ffi::ANY_USER_TIMEOUT)
 }
 
-/// What was written down: a member of a struct with its offset in bytes, or a constant with its
-/// value. Names are those of the C headers.
+/// All layouts written down by hand: a member of a struct with its offset in bytes, or a constant
+/// with its value. Names are those of the C headers.
 #[must_use]
 pub fn by_hand() -> Vec<(&'static str, usize)> {
     [

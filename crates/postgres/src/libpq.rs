@@ -93,7 +93,7 @@ unsafe extern "C" {
     safe fn PQresultErrorField(res: &PGresult, field: c_int) -> *const c_char;
     safe fn PQntuples(res: &PGresult) -> c_int;
     safe fn PQnfields(res: &PGresult) -> c_int;
-    // For a cell that is not there: null, 1 and 0.
+    // For a cell that does not exist: null, 1 and 0.
     safe fn PQgetvalue(res: &PGresult, row: c_int, field: c_int) -> *const c_char;
     safe fn PQgetisnull(res: &PGresult, row: c_int, field: c_int) -> c_int;
     safe fn PQgetlength(res: &PGresult, row: c_int, field: c_int) -> c_int;
@@ -124,7 +124,7 @@ pub enum Error {
     /// The peer reported an error.
     #[error("{message}")]
     Server {
-        /// Its code.
+        /// The error's code.
         sqlstate: SqlState,
         /// Primary message.
         message: String,
@@ -216,7 +216,7 @@ pub fn receiver_timeout() -> Option<Duration> {
         .map(Duration::from_millis)
 }
 
-/// What came of looking for stream data.
+/// The result of looking for stream data.
 #[derive(Debug)]
 pub enum CopyData {
     /// One message.
@@ -251,7 +251,7 @@ impl Drop for CopyMessage {
     }
 }
 
-/// What kind of connection to make.
+/// The kind of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     /// Ordinary SQL.
@@ -269,14 +269,14 @@ pub enum Pending {
     Write,
 }
 
-/// What becomes of a connection whose peer should say something, and says nothing for as long as
-/// `wal_receiver_timeout`. That the network acknowledges is no sign of life: something between the
-/// two may, or a process that has been stopped.
+/// The action if a peer that should say something is silent for as long as `wal_receiver_timeout`.
+/// An acknowledgement of the network is no sign of life: a middlebox may send it, or the kernel of
+/// a stopped process.
 #[derive(Debug)]
 enum Silence {
-    /// It is waited for, until somebody cancels.
+    /// The peer is waited for, until the query is cancelled.
     Borne,
-    /// It is given up.
+    /// The connection is given up.
     GivenUp,
     /// The question may take the peer hours. Another connection looks whether it is at work on it.
     LookedInto(Backend),
@@ -292,8 +292,8 @@ struct Backend {
 }
 
 impl Backend {
-    /// Whether it works on what it was asked, as far as can be told: one that is gone, idle, or
-    /// waits for this side to read has answered, and the answer will not come.
+    /// Whether the peer works on its query, as far as can be found out. A backend that is gone,
+    /// idle, or waits for this side to read has answered, and the answer will not arrive.
     fn is_at_work(&self) -> bool {
         let sql = format!(
             "select pg_catalog.pg_postmaster_start_time() operator(pg_catalog.=) {} and exists ( \
@@ -307,12 +307,12 @@ impl Backend {
             other.give_up_when_silent();
             other.query(&sql)
         });
-        // Who can't ask, as there is no connection left there, knows nothing.
+        // If no further connection can be made, nothing is known.
         answer.map_or(true, |rows| rows.get(0, 0) == Some("t"))
     }
 }
 
-/// What is done while the peer is silent where it should answer.
+/// The action while the peer is silent although it should answer.
 struct Watch {
     /// The first look after this time.
     first: Duration,
@@ -324,7 +324,7 @@ struct Watch {
     look: Box<dyn FnMut(Watched)>,
 }
 
-/// What a watch has seen.
+/// An observation of a watch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Watched {
     /// The peer has been silent for a while.
@@ -439,7 +439,7 @@ fn unknown_option(dsn: &str, message: Option<&str>) -> Option<String> {
     .then(|| name.to_owned())
 }
 
-/// Value of one keyword of a connection string, if it is set there; never a password.
+/// Value of one keyword of a connection string, if it is set in it; never a password.
 #[must_use]
 pub fn connection_keyword(dsn: &str, keyword: &str) -> Option<String> {
     if keyword == "password" {
@@ -499,10 +499,10 @@ impl Connection {
         Self::open_within(dsn, application_name, mode, Duration::MAX)
     }
 
-    /// The same, in no more than this time.
+    /// Opens a connection, in no more than this time.
     ///
     /// # Errors
-    /// As [`Connection::open`].
+    /// Those of [`Connection::open`].
     pub fn open_within(
         dsn: &str,
         application_name: &str,
@@ -593,7 +593,7 @@ impl Connection {
     }
 
     fn live(&self) -> &PGconn {
-        // SAFETY: the object is there until `self` is dropped.
+        // SAFETY: the object exists until `self` is dropped.
         unsafe { self.raw.as_ref() }
     }
 
@@ -604,7 +604,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Starts to connect. What is in `overriding` takes precedence over `dsn`.
+    /// Starts to connect. The keywords in `overriding` take precedence over `dsn`.
     fn start(
         dsn: &str,
         application_name: &str,
@@ -612,8 +612,8 @@ impl Connection {
         overriding: &[(&str, &str)],
     ) -> Result<Self> {
         check_connection_string(dsn)?;
-        // What the provider's database says of search_path counts for nobody here: it would choose
-        // the functions that are called.
+        // The search_path of the provider's database does not count on this connection: it would
+        // choose the functions that are called.
         let own_options = "-c search_path=pg_catalog -c datestyle=ISO -c intervalstyle=postgres -c timezone=UTC -c extra_float_digits=3 \
                            -c lc_monetary=C -c bytea_output=hex -c statement_timeout=0 \
                            -c idle_in_transaction_session_timeout=0 -c idle_session_timeout=0 -c lock_timeout=0 \
@@ -664,11 +664,11 @@ impl Connection {
         self.silence = Silence::GivenUp;
     }
 
-    /// The same, except as long as the peer works on what it was asked, which another connection to
-    /// `dsn` finds out.
+    /// Has the connection given up when the peer is silent, except as long as the peer works on its
+    /// query. Another connection to `dsn` finds that out.
     ///
     /// # Errors
-    /// As [`Connection::query`].
+    /// Those of [`Connection::query`].
     pub fn look_into_silence(&mut self, dsn: &str) -> Result<()> {
         self.silence = Silence::GivenUp;
         let rows = self
@@ -676,7 +676,7 @@ impl Connection {
         let (Some(pid), Some(server_started)) = (rows.get(0, 0), rows.get(0, 1)) else {
             return Err(Error::Unexpected("a query"));
         };
-        // It becomes part of a query.
+        // The text becomes part of a query.
         let pid: i32 = pid.parse().map_err(|_| Error::Unexpected("a query"))?;
         self.silence = Silence::LookedInto(Backend {
             dsn: dsn.to_owned(),
@@ -715,7 +715,7 @@ impl Connection {
                 Silence::LookedInto(backend) => backend.is_at_work(),
                 _ => false,
             };
-            // It may have said something just now.
+            // The peer may have said something just now.
             if !is_at_work && !self.wait(interest, Some(Duration::from_millis(100))).socket {
                 return Err(Error::Silent);
             }
@@ -799,8 +799,8 @@ impl Connection {
         value.as_deref() == Some("on")
     }
 
-    /// Whether the peer asked for a password. One that did not let this server's operating system
-    /// user in, or anybody.
+    /// Whether the peer asked for a password: it did not let this server's operating system user
+    /// in, or just anybody.
     #[must_use]
     pub fn used_password(&self) -> bool {
         PQconnectionUsedPassword(self.live()) != 0
@@ -1132,7 +1132,7 @@ impl Cells {
         self.len() == 0
     }
 
-    /// The bytes of a cell; `None` when it is null or is not there.
+    /// The bytes of a cell; `None` if it is null or does not exist.
     #[must_use]
     pub fn get(&self, row: usize, column: usize) -> Option<&[u8]> {
         let (row, column) = (c_int::try_from(row).ok()?, c_int::try_from(column).ok()?);
@@ -1154,7 +1154,7 @@ impl Drop for ResultHandle {
 
 impl ResultHandle {
     fn live(&self) -> &PGresult {
-        // SAFETY: the object is there until `self` is dropped.
+        // SAFETY: the object exists until `self` is dropped.
         unsafe { self.raw.as_ref() }
     }
 
@@ -1166,7 +1166,7 @@ impl ResultHandle {
         text(PQresultErrorField(self.live(), field))
     }
 
-    /// The bytes of a cell; `None` when it is null or is not there.
+    /// The bytes of a cell; `None` if it is null or does not exist.
     fn cell(&self, row: c_int, column: c_int) -> Option<&[u8]> {
         let result = self.live();
         if row >= PQntuples(result)
@@ -1177,7 +1177,7 @@ impl ResultHandle {
         }
         let length = usize::try_from(PQgetlength(result, row, column)).ok()?;
         let bytes = PQgetvalue(result, row, column).cast::<u8>();
-        // SAFETY: the cell is there and not null, so it has so many bytes, as long as the result.
+        // SAFETY: the cell exists and is not null, so it has so many bytes, as long as the result.
         Some(unsafe { std::slice::from_raw_parts(bytes, length) })
     }
 

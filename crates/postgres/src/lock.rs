@@ -19,7 +19,7 @@ pub fn extension_first(name: &'static CStr) {
     let _ = FIRST.set(name);
 }
 
-/// Locks what [`extension_first`] says, if it is there.
+/// Locks the extension that [`extension_first`] names, if it exists.
 pub(crate) fn take_first() {
     if let Some(name) = FIRST.get() {
         let oid = plain::get_extension_oid(name, true);
@@ -34,7 +34,7 @@ pub(crate) fn take_first() {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(i32)]
 pub enum LockMode {
-    /// For whoever holds a lock already.
+    /// For a caller that holds a lock already.
     None = 0,
     /// SELECT.
     AccessShare = 1,
@@ -71,15 +71,15 @@ impl LockMode {
         self as i32
     }
 
-    /// Locks a relation in this mode until the transaction in hand ends, if nobody has to be waited
-    /// for. Returns whether it has. Nothing has to have that OID.
+    /// Locks a relation in this mode until the current transaction ends, if that needs no wait.
+    /// Returns whether it has. No relation has to have that OID.
     #[must_use]
     pub fn try_on_relation(self, relation: pg_sys::Oid) -> bool {
         plain::ConditionalLockRelationOid(relation, self.as_raw())
     }
 
-    /// Locks a relation in this mode until the transaction in hand ends. Nothing has to have that
-    /// OID.
+    /// Locks a relation in this mode until the current transaction ends. No relation has to have
+    /// that OID.
     pub fn on_relation(self, relation: pg_sys::Oid) {
         plain::LockRelationOid(relation, self.as_raw());
     }
@@ -134,7 +134,7 @@ impl Advisory {
     }
 }
 
-/// Takes the lock of an object of a shared catalog until the transaction in hand ends, and waits
+/// Takes the lock of an object of a shared catalog until the current transaction ends, and waits
 /// for it.
 pub fn lock_shared_object(catalog: pg_sys::Oid, object: u32, mode: LockMode) {
     plain::LockSharedObject(catalog, pg_sys::Oid::from(object), 0, mode.as_raw());
@@ -160,13 +160,13 @@ pub fn is_transaction_waited_for(xid: pg_sys::TransactionId) -> bool {
     unsafe { pg_sys::LockHasWaiters(&raw const tag, LockMode::Exclusive.as_raw(), false) }
 }
 
-/// Takes a lock, which the transaction in hand or the session gives back.
+/// Takes a lock, which the current transaction or the session releases.
 fn acquire(
     tag: &pg_sys::LOCKTAG,
     for_session: bool,
     only_if_free: bool,
 ) -> pg_sys::LockAcquireResult::Type {
     let mode = LockMode::Exclusive.as_raw();
-    // SAFETY: PostgreSQL copies the tag. The transaction in hand has a resource owner.
+    // SAFETY: PostgreSQL copies the tag. The current transaction has a resource owner.
     unsafe { pg_sys::LockAcquire(tag, mode, for_session, only_if_free) }
 }

@@ -22,7 +22,7 @@ impl Current {
     /// Runs `work` with it as the current context.
     ///
     /// # Safety
-    /// The context is still there.
+    /// The context still exists.
     #[inline]
     pub unsafe fn run<T>(self, work: impl FnOnce() -> T) -> T {
         Context(self.0).run(work)
@@ -53,9 +53,9 @@ pub fn with_current<T>(work: impl for<'c> FnOnce(Callers<'c>) -> T) -> T {
 }
 
 /// Runs `work`; afterwards the caller's memory context is the current one again. If `work` unwinds,
-/// whoever catches the error sets the current context.
+/// the code that catches the error sets the current context.
 pub fn keep_current<T>(work: impl FnOnce() -> T) -> T {
-    // The caller allocates in this context, so it is there, and outlives the call.
+    // The caller allocates in this context, so it exists, and outlives the call.
     Context(plain::CurrentMemoryContext()).run(work)
 }
 
@@ -98,13 +98,13 @@ impl Context {
         Self::create(Parent::Other(self), name, USUAL)
     }
 
-    /// The context that is there as long as the process.
+    /// The context that exists as long as the process.
     #[must_use]
     pub fn of_process() -> Self {
         Self(plain::TopMemoryContext())
     }
 
-    /// The context of the transaction or subtransaction in hand.
+    /// The context of the current transaction or subtransaction.
     ///
     /// # Safety
     /// The result and its copies are used only until the transaction or subtransaction ends.
@@ -199,7 +199,7 @@ impl Scratch {
         Self(Context::create(Parent::Top, name, SMALL))
     }
 
-    /// The context, which is there as long as `self`.
+    /// The context, which exists as long as `self`.
     #[must_use]
     pub fn context(&self) -> Context {
         self.0

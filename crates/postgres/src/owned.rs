@@ -1,4 +1,4 @@
-//! What a value that owns an object of PostgreSQL's does when it is dropped. Run by every process.
+//! Drops of values that own an object of PostgreSQL's. Run by every process.
 //!
 //! While the process unwinds a guard does nothing: the rollback frees the object.
 

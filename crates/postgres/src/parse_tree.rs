@@ -12,8 +12,8 @@ use pgrx::pg_sys::{self, NodeTag};
 
 use crate::encoding;
 
-/// A part of a parse tree that lives, and stays as it is, for `'t`. What it points to is null or
-/// valid as long.
+/// A part of a parse tree that lives, and does not change, for `'t`. Its pointers are null or valid
+/// as long.
 #[derive(Debug)]
 pub struct Part<'t, T>(&'t T);
 
@@ -132,7 +132,7 @@ node_types! {
 
 /// A pointer in a node: to a node of one type, to any node, or to a text.
 pub trait Pointer<'t> {
-    /// The view of a node or text there.
+    /// The view of the node or text that it points to.
     type View;
 
     /// The view; `None` for null.
@@ -266,7 +266,7 @@ impl<'t> List<'t> {
         unsafe { std::slice::from_raw_parts(self.elements, count) }
     }
 
-    /// Its nodes; none if it is a list of numbers.
+    /// The list's nodes; none if it is a list of numbers.
     pub fn nodes(self) -> impl Iterator<Item = Node<'t>> {
         let is_of_nodes = self.type_ == NodeTag::T_List;
         self.cells().iter().filter_map(move |cell| {
@@ -277,7 +277,7 @@ impl<'t> List<'t> {
         })
     }
 
-    /// Its nodes of one type.
+    /// The list's nodes of one type.
     pub fn of<T: NodeType + 't>(self) -> impl Iterator<Item = Part<'t, T>> {
         self.nodes().filter_map(Node::cast)
     }

@@ -63,8 +63,8 @@ macro_rules! texts {
         #[inline]
         pub fn $name($($argument: $type),*) -> Option<CString> {
             // SAFETY: the function takes plain values, and checks them itself. It returns null or a
-            // text that ends with a zero byte, which is there at least until PostgreSQL's code runs
-            // again, and is copied before that.
+            // text that ends with a zero byte. The text exists at least until PostgreSQL's code
+            // runs again, and is copied before that.
             unsafe {
                 let text = pg_sys::$name($($argument),*);
                 (!text.is_null()).then(|| CStr::from_ptr(text).to_owned())
@@ -237,7 +237,7 @@ functions! {
     fn LockSharedObject(catalog: Oid, object: Oid, part: u16, mode: LOCKMODE);
 }
 
-// Relations: an open one is held by the resource owner of the transaction in hand.
+// Relations: the resource owner of the current transaction holds an open one.
 functions! {
     fn GetBulkInsertState() -> pg_sys::BulkInsertState;
     fn RelationIdGetRelation(relation: Oid) -> pg_sys::Relation;

@@ -22,7 +22,7 @@ pub fn my_pid() -> i32 {
     plain::MyProcPid()
 }
 
-/// Has the query in hand end with an error at the next check for interrupts. May be called in a
+/// Has the current query end with an error at the next check for interrupts. May be called in a
 /// signal handler.
 pub fn cancel_query() {
     plain::set_QueryCancelPending(1);
@@ -33,8 +33,8 @@ pub fn cancel_query() {
 pub fn set_latch(address: usize) {
     if address != 0 {
         // SAFETY: latches lie in PGPROC, which PostgreSQL never frees or moves while the server
-        // runs, at the same address in every process. One that was handed on to another process
-        // only gets a needless wake-up.
+        // runs, at the same address in every process. If the latch belongs to another process by
+        // now, that one only gets a needless wake-up.
         unsafe { pg_sys::SetLatch(std::ptr::with_exposed_provenance_mut(address)) };
     }
 }

@@ -28,11 +28,11 @@ pub struct Relation(NonNull<pg_sys::RelationData>);
 /// A column of an open relation that is not dropped.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Column {
-    /// Its name, in UTF-8.
+    /// The column's name, in UTF-8.
     pub name: String,
-    /// Its name, in the server's encoding.
+    /// The column's name, in the server's encoding.
     pub raw_name: CString,
-    /// Its values are computed from others.
+    /// The column's values are computed from others.
     pub is_generated: bool,
 }
 
@@ -40,15 +40,15 @@ impl Relation {
     /// Opens a relation and takes a lock. `None` if it does not exist. Run in a transaction.
     #[must_use]
     pub fn try_open(oid: pg_sys::Oid, mode: LockMode) -> Option<Self> {
-        // The transaction in hand has a resource owner, which holds the reference and the lock.
+        // The current transaction has a resource owner, which holds the reference and the lock.
         NonNull::new(plain::try_relation_open(oid, mode.as_raw())).map(Self)
     }
 
-    /// Opens a relation that this transaction has locked, or locks it. One that does not exist is
-    /// PostgreSQL's own error.
+    /// Opens a relation that this transaction has locked, or locks it. If it does not exist,
+    /// PostgreSQL raises an error.
     #[must_use]
     pub fn open(oid: pg_sys::Oid, mode: LockMode) -> Self {
-        // The transaction in hand has a resource owner, which holds the reference and the lock.
+        // The current transaction has a resource owner, which holds the reference and the lock.
         let relation = NonNull::new(plain::relation_open(oid, mode.as_raw()));
         Self(relation.unwrap_or_else(|| {
             PgError::new(SqlState::InternalError, "a relation was not opened").raise()
@@ -182,20 +182,20 @@ impl<'a> RelationRef<'a> {
         pointee::shape(self.data())
     }
 
-    /// Its OID.
+    /// The relation's OID.
     #[inline]
     #[must_use]
     pub fn oid(self) -> pg_sys::Oid {
         self.data().rd_id
     }
 
-    /// Its name, in UTF-8.
+    /// The relation's name, in UTF-8.
     #[must_use]
     pub fn name(self) -> String {
         encoding::name(&self.form().relname)
     }
 
-    /// Its name, in the server's encoding.
+    /// The relation's name, in the server's encoding.
     #[must_use]
     pub fn raw_name(self) -> &'a CStr {
         encoding::raw_name(&self.form().relname)
@@ -219,7 +219,7 @@ impl<'a> RelationRef<'a> {
         (self.namespace().unwrap_or_default(), self.name())
     }
 
-    /// Its owner.
+    /// The relation's owner.
     #[must_use]
     pub fn owner(self) -> pg_sys::Oid {
         self.form().relowner
@@ -270,8 +270,8 @@ impl<'a> RelationRef<'a> {
         self.form().reltype
     }
 
-    /// Its row of pg_index, and the operators that compare its key columns; `None` if it is no
-    /// index.
+    /// The relation's row of pg_index, and the operators that compare its key columns; `None` if it
+    /// is no index.
     #[must_use]
     pub fn index(self) -> Option<IndexRef<'a>> {
         let form = pointee::index(self.data())?;
@@ -321,7 +321,7 @@ impl<'a> RelationRef<'a> {
         compat::relation_file(self.data())
     }
 
-    /// Its indexes. In a transaction.
+    /// The relation's indexes. In a transaction.
     #[must_use]
     pub fn indexes(self) -> Indexes {
         // SAFETY: the relation is open. The list is a copy, and the function fills in which of them
@@ -346,8 +346,8 @@ impl<'a> RelationRef<'a> {
         !self.data().trigdesc.is_null()
     }
 
-    /// Deletes the row at a place, which nobody else can change, if this transaction sees one
-    /// there. Returns whether it did. In a transaction.
+    /// Deletes the row at a place, which no other session can change, if this transaction sees one
+    /// at it. Returns whether it did. In a transaction.
     pub fn delete_at(self, mut place: pg_sys::ItemPointerData) -> bool {
         if !self.is_heap() || !self.with_slot(|slot| slot.fetch(self, place, Visible::ToItself)) {
             return false;
@@ -360,7 +360,7 @@ impl<'a> RelationRef<'a> {
     /// Runs `work` with a slot for rows of the relation. The slot is dropped behind it, and must
     /// not be kept. In a transaction.
     pub fn with_slot<T>(self, work: impl FnOnce(&Slot) -> T) -> T {
-        // SAFETY: dropped here, in the current memory context of now.
+        // SAFETY: dropped in this function, while the memory context that is current now exists.
         let slot = unsafe { Slot::of(self) };
         let done = work(&slot);
         if slot.is_shared() {
@@ -415,7 +415,7 @@ pub struct IndexRef<'a> {
 }
 
 impl<'a> IndexRef<'a> {
-    /// Its OID.
+    /// The index's OID.
     #[must_use]
     pub fn oid(self) -> pg_sys::Oid {
         self.relation.oid()
@@ -439,9 +439,9 @@ impl<'a> IndexRef<'a> {
         self.relation.as_ptr()
     }
 
-    /// Whether it has some rows only, or expressions. Evaluates none of them, as
+    /// Whether the index covers only some rows, or has expressions. Evaluates none of them, as
     /// `RelationGetIndexExpressions` and `RelationGetIndexPredicate` would: they fold constants,
-    /// with whatever function the owner of the index has put there.
+    /// with whatever function the owner of the index has used.
     #[must_use]
     pub fn has_conditions_or_expressions(self) -> bool {
         let columns = [
@@ -507,7 +507,7 @@ impl Described {
     /// Finds a relation by its OID; `None` if there is none. In a transaction.
     #[must_use]
     pub fn find(oid: pg_sys::Oid) -> Option<Self> {
-        // The transaction in hand has a resource owner, which holds the reference.
+        // The current transaction has a resource owner, which holds the reference.
         NonNull::new(plain::RelationIdGetRelation(oid)).map(Self)
     }
 
@@ -552,7 +552,7 @@ pub fn truncate(tables: &[&Relation], restart_identity: bool, as_owner: bool) {
     });
 }
 
-/// Has every process read a relation's description again, once the transaction in hand has
+/// Has every process read a relation's description again, once the current transaction has
 /// committed.
 pub fn invalidate(oid: u32) {
     plain::CacheInvalidateRelcacheByRelid(pg_sys::Oid::from(oid));

@@ -189,8 +189,8 @@ fn misplaced() -> PgError {
     .with_hint("Run the statement by itself, or with braid.replicate_roles off on each node.")
 }
 
-/// Runs a statement about roles in the transaction in hand: with a password in the form in which it
-/// is stored, or with none (`Some(None)`); settings for a database are those for this one.
+/// Runs a statement about roles in the current transaction: with a password in the form in which it
+/// is stored, or with none (`Some(None)`). Settings for a database are set for this one.
 ///
 /// # Errors
 /// 42601 for another number of statements; 08P01 for a statement that takes no password. Raises
@@ -208,8 +208,8 @@ pub fn run(text: &str, password: Option<Option<&str>>) -> Result<(), PgError> {
 /// # Safety
 /// The tree of a statement that nobody else looks at. In a transaction.
 unsafe fn complete(node: *mut pg_sys::Node, password: Option<Option<&str>>) -> Result<(), PgError> {
-    // SAFETY: as the caller says; a node is of the type that its tag says. What is added is a copy
-    // in the current context, as the tree is.
+    // SAFETY: no other code looks at the tree; a node is of the type that its tag says. The
+    // additions are copies in the current context, as the tree is.
     unsafe {
         if let Some(drop) = typed::<pg_sys::DropRoleStmt>(node) {
             // Of several, some may be gone.

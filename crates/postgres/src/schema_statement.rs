@@ -1,8 +1,8 @@
-//! A utility statement as its parse tree shows it: whether it changes the schema in a way that
-//! other nodes are told of, and which relations it names. Run by whoever runs statements, in the
-//! hook of utility statements.
+//! A utility statement as its parse tree shows it: whether it changes the schema in a way that is
+//! sent to other nodes, and which relations it names. Run by every process that runs statements, in
+//! the hook of utility statements.
 //!
-//! Not for: what becomes of it (`braid_node::ddl`).
+//! Not for: handling it (`braid_node::ddl`).
 
 use std::ffi::{CStr, CString, c_int};
 
@@ -29,7 +29,7 @@ pub struct SchemaStatement {
     pub tag: String,
     /// Relations that it names and may change.
     pub relations: Vec<RelationName>,
-    /// Its form, where that counts.
+    /// The statement's form, if that counts.
     pub form: Form,
 }
 
@@ -65,7 +65,7 @@ pub enum Form {
     Other,
 }
 
-/// What a statement does that each node runs by itself.
+/// The kind of a statement that each node runs by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Alone {
     /// CREATE INDEX CONCURRENTLY.
@@ -177,8 +177,8 @@ pub fn text_of(text: &CStr, location: c_int, length: c_int) -> String {
 #[must_use]
 pub fn single_utility(text: &str) -> Option<String> {
     let text = crate::encoding::statement(text);
-    // SAFETY: a C string; the parser gives a tree of its own, in the current context, which nobody
-    // changes here.
+    // SAFETY: a C string; the parser returns a tree of its own, in the current context, which this
+    // function does not change.
     let parsed: Option<List<'_>> = unsafe { tree(pg_sys::pg_parse_query(text.as_ptr())) };
     let statements: Vec<_> = nodes(parsed).collect();
     let [statement] = statements.as_slice() else {
@@ -252,8 +252,8 @@ fn ranges(list: Option<List<'_>>) -> Vec<RelationName> {
         .collect()
 }
 
-/// Looks at a utility statement. `None` if it changes no schema, or one that other nodes are not
-/// told of: of temporary objects, databases, other nodes.
+/// Looks at a utility statement. Returns `None` if it changes no schema, or one that is not sent to
+/// other nodes: of temporary objects, databases, other nodes.
 #[must_use]
 pub fn look(node: Node<'_>) -> Option<SchemaStatement> {
     let node = explained(node).unwrap_or(node);
@@ -265,7 +265,7 @@ pub fn look(node: Node<'_>) -> Option<SchemaStatement> {
     })
 }
 
-/// What a statement gives another name, or moves to another schema.
+/// The object that a statement renames, or moves to another schema.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Renamed {
     /// A relation gets another name.
@@ -312,8 +312,8 @@ pub fn made_unlogged(node: Node<'_>) -> Option<RelationName> {
     is_it.then(|| RelationName::of(at!(alter, relation)))?
 }
 
-/// The statement that EXPLAIN ANALYZE runs, if it creates a table or a view: nobody else is told
-/// of it.
+/// The statement that EXPLAIN ANALYZE runs, if it creates a table or a view: such a statement is
+/// not sent to other nodes.
 #[must_use]
 pub fn explained(node: Node<'_>) -> Option<Node<'_>> {
     let explain = node.cast::<pg_sys::ExplainStmt>()?;

@@ -23,7 +23,8 @@ pub struct SequentialScan<'a> {
 }
 
 impl<'a> SequentialScan<'a> {
-    /// Scans what is committed by now, and what the transaction in hand has written.
+    /// Scans the rows that are committed by now, and those that the current transaction has
+    /// written.
     ///
     /// # Errors
     /// 0A000 if the table can't be scanned, or not into this slot.
@@ -111,8 +112,8 @@ impl<'a> SequentialScan<'a> {
         }
         let mut tid = self.slot.tid();
         let (table, snapshot) = (self.relation.as_ptr(), self.snapshot);
-        // SAFETY: the row is one of the table, and was seen by the snapshot. One that somebody else
-        // changes is an error.
+        // SAFETY: the row is one of the table, and was seen by the snapshot. If another session
+        // changes it, that is an error.
         unsafe { pg_sys::simple_table_tuple_delete(table, &raw mut tid, snapshot) };
     }
 

@@ -1,5 +1,4 @@
-//! What this server is and how it is set up: facts that stay while it runs, and settings of
-//! PostgreSQL's own.
+//! This server and its setup: facts that stay while it runs, and settings of PostgreSQL's own.
 
 use std::ffi::CStr;
 
@@ -58,7 +57,7 @@ pub fn free_bytes(path: &CStr) -> Option<u64> {
 /// Returns whether the postmaster still runs.
 #[must_use]
 pub fn postmaster_is_alive() -> bool {
-    // It only looks at a pipe, or at the parent's process id.
+    // The function only looks at a pipe, or at the parent's process id.
     ffi::PostmasterIsAliveInternal()
 }
 

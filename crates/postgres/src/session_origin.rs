@@ -33,7 +33,8 @@ pub fn set(origin: u16) {
     compat::set_session_origin(origin);
 }
 
-/// Sets when the provider committed what the transaction in hand stands for (`TimestampTz`).
+/// Sets when the provider committed the transaction for which the current one stands
+/// (`TimestampTz`).
 pub fn set_timestamp(timestamp: i64) {
     // Read as the transaction commits.
     compat::set_session_origin_timestamp(timestamp);

@@ -1,10 +1,10 @@
 //! Slots of rows, as the executor has them. Run by processes that find, compare or write rows.
 //!
-//! A slot is empty, or it holds a row whose values are there. Two rules keep that true:
-//! - Values are put into a slot by `unsafe` functions only. Their callers see to it that the memory
+//! A slot is empty, or it holds a row whose values exist. Two rules keep that true:
+//! - Values are put into a slot by `unsafe` functions only. Their callers make sure that the memory
 //!   of a value outlives the row in the slot.
-//! - Memory contexts are reset or deleted by `unsafe` functions only. Their callers see to it that
-//!   no slot is read afterwards whose row has values there.
+//! - Memory contexts are reset or deleted by `unsafe` functions only. Their callers make sure that
+//!   no slot is read afterwards whose row has values in that memory.
 
 use std::ptr::NonNull;
 use std::rc::Rc;
@@ -33,8 +33,8 @@ struct Held {
 impl Drop for Held {
     fn drop(&mut self) {
         if self.is_own && !std::thread::panicking() {
-            // SAFETY: made for this value by `Slot::of`, whose caller says that it is there still.
-            // No clone is left.
+            // SAFETY: made for this value by `Slot::of`, whose caller guarantees that it still
+            // exists. No clone is left.
             unsafe { pg_sys::ExecDropSingleTupleTableSlot(self.raw.as_ptr()) };
         }
     }
@@ -62,7 +62,7 @@ impl Slot {
     ///
     /// # Safety
     /// The slot and its clones are dropped before the current memory context is reset, and before
-    /// the transaction in hand ends.
+    /// the current transaction ends.
     #[must_use]
     pub unsafe fn of(relation: RelationRef<'_>) -> Self {
         // SAFETY: the relation is open, so it has a descriptor and a kind of slots. Memory that
@@ -79,7 +79,7 @@ impl Slot {
     /// A slot that somebody else frees; `None` for a null pointer.
     ///
     /// # Safety
-    /// The slot is there until this value and its clones are gone.
+    /// The slot exists until this value and its clones are dropped.
     #[must_use]
     pub unsafe fn borrowed(raw: *mut pg_sys::TupleTableSlot) -> Option<Self> {
         let raw = NonNull::new(raw)?;
@@ -90,11 +90,11 @@ impl Slot {
     ///
     /// # Safety
     /// The slot and its clones are dropped before the current memory context is reset. The other
-    /// slot's shape is there until then, and nobody counts references to it.
+    /// slot's shape exists until then, and its references are not counted.
     #[must_use]
     pub unsafe fn virtual_like(other: &Self) -> Self {
         let shape = other.descriptor().as_ptr();
-        // SAFETY: the shape is there. Memory that PostgreSQL has allocated is never null.
+        // SAFETY: the shape exists. Memory that PostgreSQL has allocated is never null.
         let raw = unsafe { NonNull::new_unchecked(compat::make_virtual_slot(shape)) };
         Self(Rc::new(Held { raw, is_own: false }))
     }
@@ -114,8 +114,8 @@ impl Slot {
 
     #[inline]
     fn get(&self) -> &pg_sys::TupleTableSlot {
-        // SAFETY: the slot is there as long as `self` is. PostgreSQL changes it only in calls,
-        // during which nobody holds what this returns.
+        // SAFETY: the slot exists as long as `self` does. PostgreSQL changes it only in calls,
+        // during which nobody holds the returned reference.
         unsafe { self.0.raw.as_ref() }
     }
 
@@ -142,7 +142,7 @@ impl Slot {
 
     /// Says where the row is that is to be locked into the slot.
     pub fn set_tid(&self, tid: pg_sys::ItemPointerData) {
-        // SAFETY: the slot is there as long as `self` is.
+        // SAFETY: the slot exists as long as `self` does.
         unsafe { (*self.as_ptr()).tts_tid = tid };
     }
 
@@ -441,10 +441,10 @@ impl Slot {
     }
 }
 
-/// Which version of a row is seen at its place.
+/// The version of a row that is seen at its place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Visible {
-    /// Whatever is stored.
+    /// Any stored version.
     Any,
     /// Rows that are committed, and those that this transaction has written so far.
     ToItself,
@@ -483,8 +483,8 @@ impl Tuple {
     /// Puts it into a slot.
     ///
     /// # Safety
-    /// The slot has the shape of the tuple's. The tuple is there until the slot is emptied or
-    /// filled again.
+    /// The slot has the shape of the tuple's. The tuple exists until the slot is emptied or filled
+    /// again.
     pub unsafe fn store(&self, slot: &Slot) {
         // SAFETY: the caller says so; the slot does not free the tuple.
         unsafe { pg_sys::ExecForceStoreHeapTuple(self.0.as_ptr(), slot.as_ptr(), false) };

@@ -1,7 +1,7 @@
 //! Decoding of this server's WAL through a logical replication slot, in a process that is no
 //! walsender; and the dead rows that the slot holds.
 //!
-//! What is decoded goes to the slot's output plugin, which may gather it in this process.
+//! Decoded changes go to the slot's output plugin, which may gather them in this process.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -29,9 +29,9 @@ impl SlotDecoder {
     /// Takes the slot up, to decode from where it is. Run in a transaction.
     ///
     /// Outside of one PostgreSQL would mark the process as one that decodes and nothing else
-    /// (`PROC_IN_LOGICAL_DECODING`), and leave it out of all snapshots. Whoever met a row that the
-    /// process has written before its transaction had committed would take the row for one that was
-    /// rolled back, and mark it so, for everybody and for good.
+    /// (`PROC_IN_LOGICAL_DECODING`), and leave it out of all snapshots. Then another process that
+    /// reads a row which this process has written, but not committed yet, would take its
+    /// transaction for aborted, and mark the row so for good.
     #[must_use]
     pub fn open(slot: &CStr) -> Self {
         // SAFETY: in a transaction of a process that is connected to the slot's database. The
@@ -79,7 +79,7 @@ impl SlotDecoder {
             return true;
         }
         if std::mem::take(&mut self.mixed) {
-            // What was read of catalogs as they are now is not what they were.
+            // Catalog entries read as of now differ from those of the decoded moment.
             forget_catalogs();
         }
         let started = Instant::now();

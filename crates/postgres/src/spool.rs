@@ -1,15 +1,16 @@
-//! Where the leader keeps what a transaction has sent so far, until it commits, and the collector
-//! of deletions what a large one has deleted: a temporary file of this server's.
+//! A temporary file of this server's for the changes of one transaction. The leader keeps in it
+//! what a transaction has sent so far, until it commits; the collector of deletions, what a large
+//! one has deleted.
 //!
 //! PostgreSQL's own temporary files count against `temp_file_limit`, lie in the default tablespace,
-//! and go with the process, or when the server starts again. Nothing in them is needed then: the
-//! provider sends all of a transaction again that is not confirmed. Another process of this server
-//! may read what was handed to the file ([`Spool::path`], [`Frames`]).
+//! and are removed with the process, or when the server starts again. Their contents are not needed
+//! then: the provider sends each unconfirmed transaction again. Another process of this server may
+//! read what was handed to the file ([`Spool::path`], [`Frames`]).
 //!
-//! A rolled back subtransaction takes with it whatever came since its first change: it was in hand
-//! all that time, or a subtransaction of its own that goes with it. So a place to go back to is all
-//! that is kept of it. Where another process reads the file, nothing is taken back: marks say where
-//! a subtransaction begins and that one is rolled back, and what does not count is passed over.
+//! The rollback of a subtransaction takes with it all changes since its first one: they belong to
+//! it, or to its own subtransactions. So only the place to go back to is kept of it. If another
+//! process reads the file, nothing is removed: marks say where a subtransaction begins and that one
+//! is rolled back, and the reader skips the changes that do not count.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -20,13 +21,14 @@ use braid_bgworker::sqlstate::SqlState;
 use crate::error::PgError;
 use crate::temporary_file::TemporaryFile;
 
-/// What does not fit into `temp_file_limit`.
+/// The error for data beyond `temp_file_limit`.
 pub const NO_ROOM: &str = "a transaction does not fit into temporary files";
 
-/// What is gathered before it is handed to the file, and read from it at once.
+/// Number of bytes that are gathered before they are handed to the file, and that are read from it
+/// at once.
 const CHUNK: usize = 128 * 1024;
 
-/// In the length of what was written at once: it is a mark, not records.
+/// Bit in the length of a written block: it is a mark, not records.
 const MARK: u32 = 1 << 31;
 const BEGINS: u32 = 0;
 const ROLLED_BACK: u32 = 1;
@@ -45,7 +47,7 @@ struct Begun {
 #[derive(Debug)]
 pub struct Spool {
     file: TemporaryFile,
-    /// What is yet to be handed to the file, which ends at `handed`.
+    /// Bytes not yet handed to the file, which ends at `handed`.
     buffer: Vec<u8>,
     handed: u64,
     /// Subtransactions in the order in which they began.
@@ -54,9 +56,9 @@ pub struct Spool {
     known: HashMap<u32, usize>,
     /// Another process may read the file.
     is_shared: bool,
-    /// From where to where it does not count, in order.
+    /// Ranges of the file that do not count, in order.
     dead: Vec<(u64, u64)>,
-    /// Where it is read, and which of these comes next.
+    /// Where it is read, and the next of the dead ranges.
     reading: u64,
     next_dead: usize,
 }
@@ -104,7 +106,7 @@ impl Spool {
         }
     }
 
-    /// What is written next belongs to this subtransaction; so many changes came before.
+    /// The next writes belong to this subtransaction; so many changes came before.
     pub fn subtransaction(&mut self, xid: u32, changes: u32) {
         if self.known.contains_key(&xid) {
             return;
@@ -142,7 +144,8 @@ impl Spool {
         Ok(())
     }
 
-    /// Hand what was written to the file, for whoever reads it. How long it is then.
+    /// Hands the written bytes to the file, so that others can read them. Returns the file's
+    /// length.
     ///
     /// # Errors
     /// As [`TemporaryFile::write`]: 53400 beyond `temp_file_limit`, 53100 if the disk is full.
@@ -184,7 +187,7 @@ impl Spool {
     /// Read from the start. Nothing is written any more.
     ///
     /// # Errors
-    /// What [`Self::hand_over`] returns.
+    /// Those of [`Self::hand_over`].
     pub fn rewind(&mut self) -> Result<(), PgError> {
         self.hand_over()?;
         self.reading = 0;
@@ -230,23 +233,23 @@ impl Spool {
     }
 }
 
-/// What was written at once.
+/// A block that was written at once.
 #[derive(Debug)]
 pub enum Frame<'a> {
     /// Whole records.
     Records(&'a [u8]),
-    /// What follows is part of a subtransaction that begins here.
+    /// The blocks that follow are part of a subtransaction that begins at this mark.
     Begins(u32),
-    /// This subtransaction and all that came since it began do not count.
+    /// This subtransaction is rolled back: all since it began does not count.
     RolledBack(u32),
 }
 
-/// What was written at once, read by another process while more is written.
+/// The blocks of a file, read by another process while more are written.
 #[derive(Debug)]
 pub struct Frames {
     file: File,
     chunk: Vec<u8>,
-    /// What of the chunk was taken.
+    /// Number of bytes of the chunk that were taken.
     taken: usize,
     /// Where the chunk ends in the file.
     at: u64,

@@ -1,4 +1,4 @@
-//! A part of the transaction in hand that can be undone by itself, as PL/pgSQL runs a block with
+//! A part of the current transaction that can be undone by itself, as PL/pgSQL runs a block with
 //! exceptions.
 
 use pgrx::pg_sys;
@@ -6,7 +6,7 @@ use pgrx::pg_sys;
 use crate::error::{self, PgError};
 use crate::plain;
 
-/// One that has begun. It has to be ended, also after an error.
+/// A subtransaction that has begun. It has to be ended, also after an error.
 #[derive(Debug)]
 pub struct Subtransaction {
     context: pg_sys::MemoryContext,

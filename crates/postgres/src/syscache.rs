@@ -181,7 +181,7 @@ impl FunctionRow {
 }
 
 impl TypeRow {
-    /// Its name, in the server's encoding.
+    /// The type's name, in the server's encoding.
     #[must_use]
     pub fn raw_name(&self) -> &CStr {
         encoding::raw_name(&self.typname)
@@ -227,23 +227,23 @@ pub struct IndexOperators(Vec<ColumnOperators>);
 /// Operators that compare a key column of an index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ColumnOperators {
-    /// Its operator family.
+    /// The column's operator family.
     pub family: pg_sys::Oid,
     /// The input type of its operator class.
     pub input: pg_sys::Oid,
-    /// Its collation; invalid for none.
+    /// The column's collation; invalid for none.
     pub collation: pg_sys::Oid,
 }
 
 impl IndexOperators {
-    /// Those of an index by its OID; `None` if it is gone.
+    /// The operators of an index, by its OID; `None` if it is gone.
     #[must_use]
     pub fn of(index: pg_sys::Oid) -> Option<Self> {
         let relation = Described::find(index)?;
         Some(Self(relation.view().index()?.operators().collect()))
     }
 
-    /// Those of the key column at a position, from 0.
+    /// The operators of the key column at a position, from 0.
     #[must_use]
     pub fn get(&self, position: usize) -> Option<ColumnOperators> {
         self.0.get(position).copied()
@@ -421,7 +421,7 @@ pub fn equality_operator(family: pg_sys::Oid, input: pg_sys::Oid) -> pg_sys::Oid
     plain::get_opfamily_member(family, input, input, strategy)
 }
 
-/// The type that a domain is over, with its modifier there; another type is itself.
+/// The base type of a domain, with the modifier that the domain gives it; another type is itself.
 #[must_use]
 pub fn base_type_and_modifier(of: pg_sys::Oid, mut modifier: i32) -> (pg_sys::Oid, i32) {
     // SAFETY: a look-up by OID, which changes the modifier in place.

@@ -22,16 +22,16 @@ use crate::relation::RelationRef;
 pub struct TableExpression {
     /// As PostgreSQL writes it, in UTF-8.
     pub text: String,
-    /// Its type.
+    /// The expression's type.
     pub of: pg_sys::Oid,
-    /// Its collation; invalid for none.
+    /// The expression's collation; invalid for none.
     pub collation: pg_sys::Oid,
     /// Numbers of the columns that it uses, in their order: 0 for the whole row, below that for
     /// system columns.
     pub columns: Vec<i16>,
-    /// It is a column, and nothing else.
+    /// The expression is a column, and nothing else.
     pub is_column: bool,
-    /// It gives the same for the same row at any time, under any setting.
+    /// The expression has the same result for the same row at any time, under any setting.
     pub is_immutable: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What a role may do with a table. In a transaction; the table exists.
+//! The rights of a role on a table. In a transaction; the table exists.
 
 use pgrx::pg_sys;
 

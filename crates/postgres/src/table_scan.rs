@@ -25,16 +25,16 @@ const OID_EQUAL: u32 = 184;
 /// BTEqualStrategyNumber of src/include/access/stratnum.h.
 const EQUAL: u16 = 3;
 
-/// Which rows are seen.
+/// The rows that are seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sees {
-    /// What is committed by now, and the transaction's own.
+    /// Rows that are committed by now, and the transaction's own.
     Committed,
-    /// What transactions wrote that still run, too.
+    /// Also rows that running transactions wrote.
     Running,
-    /// Whatever is still stored, also what was deleted.
+    /// All rows that are still stored, also deleted ones.
     Any,
-    /// What the active snapshot shows.
+    /// Rows that the active snapshot shows.
     Active,
     /// Rows as the catalogs show theirs: while WAL is decoded, as of the moment in it.
     Catalog,
@@ -167,9 +167,9 @@ fn lsn_array(lsns: &[u64]) -> pg_sys::Datum {
 /// A stored row of `N` columns. By-reference values are valid while it is looked at.
 #[derive(Debug)]
 pub struct Row<'a, const N: usize> {
-    /// What stands in the columns; where there is null, anything.
+    /// The columns' values; undefined for a null.
     pub values: [pg_sys::Datum; N],
-    /// Which are null.
+    /// The columns that are null.
     pub nulls: [bool; N],
     stored: Stored<'a>,
 }
@@ -205,8 +205,8 @@ impl<const N: usize> Row<'_, N> {
     /// Returns `read` of the bytea in a column, from 0; `None` for null, and for another type.
     pub fn with_bytes<T>(&self, column: usize, read: impl FnOnce(&[u8]) -> T) -> Option<T> {
         let value = self.of_type(column, pg_sys::BYTEAOID)?;
-        // SAFETY: the value is a bytea of a row that is there. Its copy, if there is one, is freed
-        // when nothing refers to it any more: a transaction may meet rows of any number of batches.
+        // SAFETY: the value is a bytea of a row that exists. Its copy, if there is one, is freed
+        // when nothing refers to it any more: a transaction may read rows of any number of batches.
         unsafe {
             let packed = pg_sys::pg_detoast_datum_packed(value.cast_mut_ptr());
             let made = read(pgrx::varlena_to_byte_slice(packed));
@@ -221,7 +221,7 @@ impl<const N: usize> Row<'_, N> {
     #[must_use]
     pub fn smallints(&self, column: usize) -> Option<Vec<i16>> {
         let value = self.of_type(column, pg_sys::INT2ARRAYOID)?;
-        // SAFETY: the value is such an array, of a row that is there.
+        // SAFETY: the value is such an array, of a row that exists.
         unsafe { Vec::<i16>::from_datum(value, false) }
     }
 
@@ -236,7 +236,7 @@ impl<const N: usize> Row<'_, N> {
     #[must_use]
     pub fn cell(&self, column: usize) -> Option<Value<'_>> {
         let value = self.value(column)?;
-        // SAFETY: the value is one of the column, in a row that is there.
+        // SAFETY: the value is one of the column, in a row that exists.
         Some(unsafe { Value::new(self.stored.shape.get(column)?, value) })
     }
 
@@ -245,7 +245,7 @@ impl<const N: usize> Row<'_, N> {
     #[must_use]
     pub fn name(&self, column: usize) -> Option<&CStr> {
         let value = self.of_type(column, pg_sys::NAMEOID)?;
-        // SAFETY: a name ends with a zero byte; the row is there as long as `self`.
+        // SAFETY: a name ends with a zero byte; the row exists as long as `self`.
         Some(unsafe { CStr::from_ptr(value.cast_mut_ptr()) })
     }
 
@@ -305,7 +305,7 @@ fn unsuited(problem: &str) -> PgError {
     PgError::new(SqlState::InternalError, problem)
 }
 
-/// Look at the rows of a table, or at those that an index finds, until told to stop. In a
+/// Passes the rows of a table to `look`, or those that an index finds, until it breaks. In a
 /// transaction.
 ///
 /// Raises XX000 if the table does not have `N` columns, dropped ones included.
@@ -358,7 +358,7 @@ pub fn has_any(table: pg_sys::Oid, index: pg_sys::Oid, by: &[Is], sees: Sees) ->
     found
 }
 
-/// Look at tuples of a table, or at those that an index finds, until told to stop.
+/// Passes the tuples of a table to `look`, or those that an index finds, until it breaks.
 fn scan(
     table: pg_sys::Oid,
     index: pg_sys::Oid,
@@ -422,11 +422,11 @@ fn scan(
 /// An index that the statement at hand creates, which the caches do not show yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewIndex {
-    /// Its table.
+    /// The index's table.
     pub table: pg_sys::Oid,
-    /// It is unique, or stands for an exclusion constraint.
+    /// The index is unique, or belongs to an exclusion constraint.
     pub is_unique: bool,
-    /// It stands for an exclusion constraint, has some rows only, or expressions.
+    /// The index belongs to an exclusion constraint, covers only some rows, or has expressions.
     pub is_special: bool,
     /// Numbers of its key columns in the table, 0 for an expression.
     pub columns: Vec<i16>,

@@ -16,11 +16,11 @@ use crate::plain;
 /// A setting.
 #[derive(Debug)]
 pub struct TextSetting {
-    /// Its name.
+    /// The setting's name.
     pub name: &'static CStr,
-    /// What it does, in a line.
+    /// The first line of its description.
     pub short: &'static CStr,
-    /// And the rest.
+    /// The rest of its description.
     pub long: &'static CStr,
     /// PostgreSQL's hook, made by [`crate::check_hook`].
     pub hook: pg_sys::GucStringCheckHook,
@@ -66,8 +66,8 @@ pub fn define(setting: &TextSetting, place: &'static Place) {
     }
 }
 
-/// What a hook of a setting does: asks `check` for a value that is not empty. A parallel worker
-/// takes over what its leader was allowed.
+/// The body of a setting's hook: asks `check` for a value that is not empty. A parallel worker
+/// takes over the value that its leader was allowed.
 ///
 /// # Safety
 /// As PostgreSQL calls the hook.

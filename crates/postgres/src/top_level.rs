@@ -26,7 +26,7 @@ pub fn run(text: &str) -> Result<(), PgError> {
         // SAFETY: a process of its own, in which no portal is open. PostgreSQL's commands keep in
         // this context what outlives their transactions.
         unsafe { pg_sys::PortalContext = context.as_ptr() };
-        // So does what PostgreSQL frees when the statement has ended.
+        // Memory that PostgreSQL frees when the statement has ended outlives them too.
         context.run(|| execute(planned, text));
         // A statement that commits has taken the snapshot away.
         snapshot::pop();
@@ -79,8 +79,8 @@ fn execute(planned: *mut pg_sys::PlannedStmt, text: &CStr) {
     );
 }
 
-/// Runs a statement that [`planned`] has made in the transaction in hand, with an active snapshot.
-/// Raises what the statement raises.
+/// Runs a statement that [`planned`] has made in the current transaction, with an active snapshot.
+/// Raises the errors of the statement.
 pub(crate) fn execute_within(planned: *mut pg_sys::PlannedStmt, text: &CStr) {
     process(
         planned,

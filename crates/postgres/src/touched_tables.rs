@@ -1,7 +1,8 @@
-//! Which tables a utility statement names whose definition or content it changes, and which setting
-//! a SET gives a value. Run by hooks.
+//! The tables whose definition or content a utility statement changes and that it names, and the
+//! setting to which a SET gives a value. Run by hooks.
 //!
-//! Not for: statements that name no table (DROP SCHEMA ... CASCADE): access to the object tells.
+//! Not for: statements that name no table (DROP SCHEMA ... CASCADE): the hook of object accesses
+//! sees these.
 
 use std::ffi::CStr;
 

@@ -1,4 +1,4 @@
-//! The transaction in hand: its ids, how it commits, and functions that run as it ends.
+//! The current transaction: its ids, its commit, and functions that run as it ends.
 
 use std::ffi::{CStr, c_void};
 
@@ -12,7 +12,7 @@ pub fn current_id() -> pg_sys::TransactionId {
     plain::GetCurrentTransactionIdIfAny()
 }
 
-/// Returns the id of the whole transaction in hand; invalid if it has not written yet.
+/// Returns the id of the whole current transaction; invalid if it has not written yet.
 #[must_use]
 pub fn top_id() -> pg_sys::TransactionId {
     plain::GetTopTransactionIdIfAny()
@@ -25,19 +25,19 @@ pub fn assign_full_id() -> u64 {
     plain::GetCurrentFullTransactionId().value
 }
 
-/// Returns the full id of the whole transaction in hand, and takes one if it has none. Run in a
+/// Returns the full id of the whole current transaction, and assigns one if it has none. Run in a
 /// transaction.
 #[must_use]
 pub fn assign_top_full_id() -> u64 {
     plain::GetTopFullTransactionId().value
 }
 
-/// Takes an id for the transaction in hand if it has none. Run in a transaction.
+/// Assigns an id to the current transaction if it has none. Run in a transaction.
 pub fn assign_id() {
     plain::GetCurrentTransactionId();
 }
 
-/// Has PostgreSQL refuse, or allow, writes in the transaction in hand from now on, whatever it has
+/// Has PostgreSQL refuse, or allow, writes in the current transaction from now on, whatever it has
 /// done before. Raises nothing.
 pub fn set_read_only(read_only: bool) {
     plain::set_XactReadOnly(read_only);
@@ -49,13 +49,13 @@ pub fn is_open() -> bool {
     plain::IsTransactionState()
 }
 
-/// Returns how deeply the subtransaction in hand is nested: 1 is the transaction itself, 0 none.
+/// Returns how deeply the current subtransaction is nested: 1 is the transaction itself, 0 none.
 #[must_use]
 pub fn nest_level() -> i32 {
     plain::GetCurrentTransactionNestLevel()
 }
 
-/// Returns whether an id is that of the transaction in hand, or of a part of it.
+/// Returns whether an id is that of the current transaction, or of a part of it.
 #[must_use]
 pub fn is_own(xid: pg_sys::TransactionId) -> bool {
     plain::TransactionIdIsCurrentTransactionId(xid)
@@ -86,50 +86,50 @@ pub fn wait_for(xid: pg_sys::TransactionId) {
     }
 }
 
-/// Returns the number of the command in hand.
+/// Returns the number of the current command.
 #[must_use]
 pub fn command() -> pg_sys::CommandId {
     plain::GetCurrentCommandId(false)
 }
 
-/// Returns when the transaction in hand has begun (TimestampTz).
+/// Returns when the current transaction has begun (TimestampTz).
 #[must_use]
 pub fn start_time() -> pg_sys::TimestampTz {
     plain::GetCurrentTransactionStartTimestamp()
 }
 
-/// Returns when the statement in hand has begun (TimestampTz).
+/// Returns when the current statement has begun (TimestampTz).
 #[must_use]
 pub fn statement_start() -> pg_sys::TimestampTz {
     plain::GetCurrentStatementStartTimestamp()
 }
 
-/// Returns the number of the subtransaction in hand.
+/// Returns the number of the current subtransaction.
 #[must_use]
 pub fn subtransaction() -> pg_sys::SubTransactionId {
     plain::GetCurrentSubTransactionId()
 }
 
-/// Returns whether the transaction in hand only reads.
+/// Returns whether the current transaction only reads.
 #[must_use]
 pub fn is_read_only() -> bool {
     plain::XactReadOnly()
 }
 
-/// Returns whether the transaction in hand keeps one snapshot for all its statements.
+/// Returns whether the current transaction keeps one snapshot for all its statements.
 #[must_use]
 pub fn keeps_its_snapshot() -> bool {
     let level = plain::XactIsoLevel();
     level >= pg_sys::XACT_REPEATABLE_READ.cast_signed()
 }
 
-/// Has the commit of the transaction in hand wait for this server's disk, whatever
+/// Has the commit of the current transaction wait for this server's disk, whatever
 /// `synchronous_commit` says.
 pub fn flush_at_commit() {
     plain::ForceSyncCommit();
 }
 
-/// Makes what the transaction in hand has written visible to its next command.
+/// Makes the writes of the current transaction visible to its next command.
 pub fn next_command() {
     plain::CommandCounterIncrement();
 }
@@ -146,16 +146,16 @@ pub fn start() {
     plain::StartTransactionCommand();
 }
 
-/// Commits the transaction in hand of a command that commits by itself, and begins the next one, in
+/// Commits the current transaction of a command that commits by itself, and begins the next one, in
 /// which the command goes on, as VACUUM does.
 pub fn go_on_in_next() {
     plain::CommitTransactionCommand();
     plain::StartTransactionCommand();
 }
 
-/// Commits the transaction in hand, whose active snapshot is the only one. Returns where its record
-/// ends in local WAL; 0 if it has written nothing. The current memory context is that of the
-/// process then.
+/// Commits the current transaction, whose active snapshot is the only one. Returns where its record
+/// ends in local WAL; 0 if it has written nothing. Then the current memory context is that of the
+/// process.
 pub fn commit() -> u64 {
     plain::set_XactLastCommitEnd(0);
     snapshot::pop();
@@ -220,15 +220,15 @@ impl Impatient {
 /// A step of a transaction's end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
-    /// It is about to commit; errors still roll it back.
+    /// The transaction is about to commit; errors still roll it back.
     BeforeCommit,
-    /// It is about to be prepared; errors still roll it back.
+    /// The transaction is about to be prepared; errors still roll it back.
     BeforePrepare,
-    /// It has committed.
+    /// The transaction has committed.
     Committed,
-    /// It has been prepared.
+    /// The transaction has been prepared.
     Prepared,
-    /// It is rolled back.
+    /// The transaction is rolled back.
     RolledBack,
 }
 
@@ -239,7 +239,7 @@ pub struct PartEnd {
     pub part: pg_sys::SubTransactionId,
     /// The transaction, or subtransaction, that it is a part of.
     pub parent: pg_sys::SubTransactionId,
-    /// What it wrote stays, as its parent's.
+    /// The subtransaction's writes stay, as its parent's.
     pub stays: bool,
 }
 

@@ -131,25 +131,25 @@ impl<'a> TupleDesc<'a> {
 pub struct Attribute<'a>(&'a pg_sys::FormData_pg_attribute);
 
 impl<'a> Attribute<'a> {
-    /// Its name, in the server's encoding.
+    /// The column's name, in the server's encoding.
     #[must_use]
     pub fn raw_name(self) -> &'a CStr {
         encoding::raw_name(&self.0.attname)
     }
 
-    /// Its name, in UTF-8.
+    /// The column's name, in UTF-8.
     #[must_use]
     pub fn name(self) -> String {
         encoding::name(&self.0.attname)
     }
 
-    /// Its number, from 1.
+    /// The column's number, from 1.
     #[must_use]
     pub fn number(self) -> i16 {
         self.0.attnum
     }
 
-    /// Its type.
+    /// The column's type.
     #[inline]
     #[must_use]
     pub fn type_id(self) -> pg_sys::Oid {
@@ -162,7 +162,7 @@ impl<'a> Attribute<'a> {
         self.0.atttypmod
     }
 
-    /// Its collation; invalid if its type has none.
+    /// The column's collation; invalid if its type has none.
     #[inline]
     #[must_use]
     pub fn collation(self) -> pg_sys::Oid {

@@ -38,19 +38,19 @@ impl CachedType {
         unsafe { self.0.as_ref() }
     }
 
-    /// Its equality operator; invalid if it has none, or was not looked up.
+    /// The type's equality operator; invalid if it has none, or was not looked up.
     #[must_use]
     pub fn equality(self) -> pg_sys::Oid {
         self.get().eq_opr
     }
 
-    /// Its default B-tree operator family, as [`CachedType::equality`].
+    /// The type's default B-tree operator family; invalid if it has none, or was not looked up.
     #[must_use]
     pub fn btree_family(self) -> pg_sys::Oid {
         self.get().btree_opf
     }
 
-    /// Its extended hash function, as [`CachedType::equality`].
+    /// The type's extended hash function; invalid if it has none, or was not looked up.
     #[must_use]
     pub fn hash_function(self) -> pg_sys::Oid {
         self.get().hash_extended_proc
@@ -90,8 +90,8 @@ impl CachedType {
         Some(hash.value() as u64)
     }
 
-    /// Calls a function with a value of the type and another one, or the number 0. `None` if it is
-    /// not there, or a value is of another type.
+    /// Calls a function with a value of the type and another one, or the number 0. Returns `None`
+    /// if the function does not exist, or a value is of another type.
     fn call(
         self,
         function: Function,

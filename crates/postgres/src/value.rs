@@ -26,7 +26,7 @@ impl<'a> Value<'a> {
     /// A value of a column.
     ///
     /// # Safety
-    /// The value is one of the column's type, and is there for `'a`.
+    /// The value is one of the column's type, and exists for `'a`.
     #[inline]
     #[must_use]
     pub unsafe fn new(column: Attribute<'_>, datum: pg_sys::Datum) -> Self {
@@ -41,7 +41,7 @@ impl<'a> Value<'a> {
     /// A value of a type.
     ///
     /// # Safety
-    /// The value is one of the type, and is there for `'a`.
+    /// The value is one of the type, and exists for `'a`.
     #[inline]
     #[must_use]
     pub unsafe fn of_type(of: pg_sys::Oid, datum: pg_sys::Datum) -> Self {
@@ -56,7 +56,7 @@ impl<'a> Value<'a> {
     /// A value of a type of which length and passing are known.
     ///
     /// # Safety
-    /// The value is one of the type, which has this length and is passed so, and is there for `'a`.
+    /// The value is one of the type, which has this length and is passed so, and exists for `'a`.
     #[inline]
     #[must_use]
     pub unsafe fn stored(of: pg_sys::Oid, how: (i16, bool), datum: pg_sys::Datum) -> Self {
@@ -75,7 +75,7 @@ impl<'a> Value<'a> {
         self.datum
     }
 
-    /// Its type.
+    /// The value's type.
     #[inline]
     #[must_use]
     pub fn type_id(self) -> pg_sys::Oid {
@@ -135,9 +135,9 @@ impl<'a> Value<'a> {
         self.stored.unwrap_or_else(|| syscache::length_of(self.of))
     }
 
-    /// Calls `read` with the bytes of a value that is passed by reference, without the header of
-    /// one of variable length; or with its word, if it is passed by value. What has to be
-    /// decompressed or fetched for that is in the current memory context.
+    /// Calls `read` with the bytes of a value that is passed by reference, without the header of a
+    /// value of variable length; or with its word, if it is passed by value. A decompressed or
+    /// fetched copy is in the current memory context.
     #[inline]
     pub fn read<T>(self, read: impl FnOnce(Content<'_>) -> T) -> T {
         let (length, by_value) = self.form();
@@ -358,8 +358,8 @@ fn copy_of(bytes: &[u8]) -> pg_sys::Datum {
 /// The content of a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Content<'v> {
-    /// It is passed by value.
+    /// The value is passed by value.
     Word(u64),
-    /// It is passed by reference.
+    /// The value is passed by reference.
     Bytes(&'v [u8]),
 }

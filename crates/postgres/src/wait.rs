@@ -1,5 +1,5 @@
-//! What leaders and appliers wait for, under names of our own: in pg_stat_activity from PostgreSQL
-//! 17 on, in braid.apply_workers everywhere.
+//! Waits of leaders and appliers, under names of our own: in pg_stat_activity from PostgreSQL 17
+//! on, in braid.apply_workers everywhere.
 //!
 //! A process says once where its waits are to be shown (`show_in`); each wait then costs two
 //! stores.
@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use crate::compat;
 
-/// What a process waits for. Each is set by the process itself while it sleeps; none is durable.
+/// The event that a process waits for. Each is set by the process itself while it sleeps; none is
+/// durable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Wait {
@@ -31,7 +32,8 @@ pub enum Wait {
     Rest = 8,
     /// An applier: for a pause between two attempts to be over.
     Retry = 9,
-    /// Any session: at a commit, for the clock to be past the newest version that was seen here.
+    /// Any session: at a commit, for the clock to be past the newest version that this node has
+    /// seen.
     Clock = 10,
     /// An applier: for a node's answer about a row.
     Querier = 11,
@@ -65,7 +67,7 @@ static EVENTS: [AtomicU32; ALL.len()] = [const { AtomicU32::new(0) }; ALL.len()]
 static SHOWN: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
 
 impl Wait {
-    /// Its name in the views.
+    /// The wait's name in the views.
     #[must_use]
     pub fn name(self) -> &'static CStr {
         match self {
@@ -86,7 +88,7 @@ impl Wait {
         }
     }
 
-    /// That of a number in shared memory; `None` for 0, and for what is not known.
+    /// The wait with a number in shared memory; `None` for 0, and for unknown numbers.
     #[must_use]
     pub fn from_u32(raw: u32) -> Option<Self> {
         ALL.into_iter().find(|wait| *wait as u32 == raw)

@@ -37,7 +37,7 @@ pub fn inserted() -> u64 {
 }
 
 /// Returns where the last record ends that this process has written; 0 if it has written none in
-/// the transaction in hand.
+/// the current transaction.
 #[must_use]
 pub fn last_record_end() -> u64 {
     plain::XactLastRecEnd()

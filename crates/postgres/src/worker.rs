@@ -8,7 +8,7 @@ use pgrx::{PgSqlErrorCode, pg_sys};
 
 use crate::{compat, encoding, latch, plain};
 
-/// What a worker is started with: `bgw_extra`, 128 bytes.
+/// The arguments of a worker: `bgw_extra`, 128 bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Extra(pub [u8; 128]);
 
@@ -57,7 +57,7 @@ impl Extra {
             .map_or(0, |raw| u64::from_le_bytes(*raw))
     }
 
-    /// What this process was started with.
+    /// The arguments of this process.
     #[must_use]
     pub fn mine() -> Self {
         let mut bytes = [0_u8; 128];
@@ -122,7 +122,7 @@ pub struct Handle {
     raw: *mut pg_sys::BackgroundWorkerHandle,
 }
 
-/// What the postmaster says of a worker.
+/// The state of a worker, as the postmaster has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Status {
     /// Not started yet.
@@ -136,7 +136,7 @@ pub enum Status {
 /// Start a worker. `None` when all of `max_worker_processes` are in use.
 #[must_use]
 pub fn start(worker: &Worker<'_>) -> Option<Handle> {
-    // BGW_NEVER_RESTART: whoever starts a worker also decides when to start it again.
+    // BGW_NEVER_RESTART: the process that starts a worker also decides when to start it again.
     let mut raw = registration(worker, -1);
     raw.bgw_notify_pid = plain::MyProcPid();
     let mut handle = std::ptr::null_mut();
@@ -157,7 +157,7 @@ impl Handle {
         self.raw
     }
 
-    /// What the postmaster says of it.
+    /// Returns the state of the worker, as the postmaster has it.
     #[must_use]
     pub fn status(&self) -> Status {
         let mut pid = 0;
@@ -213,9 +213,9 @@ pub fn is_worker() -> bool {
     IS_WORKER.load(Ordering::Relaxed)
 }
 
-/// The end of a worker that was told to end, by another one or with the server, is a LOG message
-/// and not FATAL: nothing is wrong. Runs in the middle of PostgreSQL's error reporting: the level
-/// is only that of the server's log.
+/// Reports the end of a worker that was asked to end, by another one or with the server, as a LOG
+/// message and not as FATAL: nothing is wrong. Runs in the middle of PostgreSQL's error reporting:
+/// the level is only that of the server's log.
 pub fn calm(error: &mut pg_sys::ErrorData) {
     if is_worker()
         && error.elevel == pgrx::PgLogLevel::FATAL as i32
@@ -225,8 +225,8 @@ pub fn calm(error: &mut pg_sys::ErrorData) {
     }
 }
 
-/// What every worker does first: handlers for SIGTERM (end at the next interrupt check) and SIGHUP
-/// (read the settings again).
+/// Prepares a worker, before anything else: handlers for SIGTERM (end at the next interrupt check)
+/// and SIGHUP (read the settings again).
 pub fn initialize() {
     IS_WORKER.store(true, Ordering::Relaxed);
     // SAFETY: called once at the start of a worker's main function, before signals are unblocked.
@@ -289,8 +289,8 @@ fn entry() -> Option<&'static pg_sys::BackgroundWorker> {
 
 /// Read the configuration files again if SIGHUP came. True when they were read.
 pub fn reload_settings() -> bool {
-    // SAFETY: process-local flag set by the signal handler; ProcessConfigFile is what PostgreSQL's
-    // own workers call here.
+    // SAFETY: process-local flag set by the signal handler; PostgreSQL's own workers call
+    // ProcessConfigFile in this way.
     unsafe {
         let pending = std::ptr::read_volatile(&raw const pg_sys::ConfigReloadPending) != 0;
         if pending {

@@ -50,8 +50,8 @@ pub fn parts_of_prepared(full: u64) -> Vec<u64> {
     parts
 }
 
-/// The ids of the subtransactions that have written and are committed as parts of the transaction
-/// in hand. At its top level.
+/// The ids of the subtransactions that have written and are committed as parts of the current
+/// transaction. At its top level.
 #[must_use]
 pub fn committed_parts() -> Vec<pg_sys::TransactionId> {
     let mut parts = std::ptr::null_mut();

@@ -3,8 +3,8 @@
 
 use pgrx::pg_sys;
 
-/// Whether locks that were taken before an error are told from those that were taken after. If not,
-/// an error with a lock held ends the process.
+/// Whether locks that were taken before an error can be distinguished from those taken after. If
+/// not, an error with a lock held ends the process.
 pub const LISTS_LOCKS: bool = cfg!(not(feature = "pg19"));
 
 /// The lightweight locks that are held where a unit of work begins.
@@ -101,14 +101,14 @@ impl HeldLocks {
         Self(u32::from(any))
     }
 
-    /// Releases all locks if none was held before. False: one was, and the later ones can't be told
-    /// from it, so none is released.
+    /// Releases all locks if none was held before. If one was, the later ones can't be
+    /// distinguished from it: then it releases none, and returns false.
     ///
     /// # Safety
     /// After an error, with interrupts held. Nobody relies on what the locks protect.
     pub(crate) unsafe fn release_later(self) -> bool {
         if self.0 == 0 {
-            // SAFETY: as PostgreSQL's own error handlers do it.
+            // SAFETY: PostgreSQL's own error handlers do the same.
             unsafe { pg_sys::LWLockReleaseAll() };
         }
         self.0 == 0

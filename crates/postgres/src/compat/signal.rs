@@ -1,5 +1,5 @@
-//! Signal handlers: `pqsignal`, since 18 a macro for `pqsignal_be`. From 19 on, handlers are told
-//! who sent the signal.
+//! Signal handlers: `pqsignal`, since 18 a macro for `pqsignal_be`. From 19 on, handlers receive
+//! the sender of the signal.
 
 use std::ffi::c_int;
 use std::sync::OnceLock;

@@ -101,7 +101,7 @@ impl Fields {
         self.said.as_deref()
     }
 
-    /// Add a line to CONTEXT, after those that are there.
+    /// Adds a line to CONTEXT, after the existing ones.
     pub(super) fn add_context(&mut self, line: &str) {
         match &mut self.said {
             Some(said) => {
@@ -168,8 +168,8 @@ impl Watch {
 /// The error context callback of a [`Watch`]. PostgreSQL calls it in ErrorContext, for notices as
 /// well.
 unsafe extern "C-unwind" fn keep(seen: *mut c_void) {
-    // SAFETY: the argument is the place of a watch that has not ended; the error in hand is copied
-    // into a context that is not reset with it.
+    // SAFETY: the argument is the place of a watch that has not ended; the error that is being
+    // reported is copied into a context that is not reset with it.
     unsafe {
         if is_critical() {
             return;
@@ -184,18 +184,18 @@ unsafe extern "C-unwind" fn keep(seen: *mut c_void) {
 }
 
 /// Whether nothing may be allocated. From 18 on a read of a damaged page logs that in a critical
-/// section. No error can be caught there: it ends the server.
+/// section. An error in a critical section ends the server, so it can't be caught.
 fn is_critical() -> bool {
     plain::CritSectionCount() != 0
 }
 
-/// A copy of the error in hand, to be freed.
+/// A copy of the error that is being reported, to be freed.
 ///
 /// # Safety
 /// In an error context callback.
 unsafe fn copy_error() -> *mut pg_sys::ErrorData {
-    // SAFETY: as the caller says. An error in it is raised as PostgreSQL raises errors of
-    // callbacks.
+    // SAFETY: this runs in an error context callback. An error in it is raised as PostgreSQL raises
+    // errors of callbacks.
     unsafe {
         let context = pg_sys::CurrentMemoryContext;
         pg_sys::CurrentMemoryContext = pg_sys::TopMemoryContext;
@@ -208,11 +208,11 @@ unsafe fn copy_error() -> *mut pg_sys::ErrorData {
 /// An error as PostgreSQL's own structure, in the current memory context.
 ///
 /// # Safety
-/// To be given back to [`free`].
+/// To be freed with [`free`].
 unsafe fn allocate(level: c_int, error: &PgError) -> *mut pg_sys::ErrorData {
     let plain = |text: &str| CString::new(text.replace('\0', "")).unwrap_or_default();
-    // What PostgreSQL said goes back as it was, in the server's encoding; what was changed since,
-    // changed.
+    // PostgreSQL's texts are returned unchanged, in the server's encoding; only texts that were
+    // changed since are converted.
     let best = |now: Option<&str>, then: Option<&CString>| {
         now.map(|now| match then {
             Some(then) if then.to_string_lossy() == now => then.clone(),
@@ -312,7 +312,7 @@ pub(super) fn log_as_error(error: &PgError) {
     }
 }
 
-/// Add what a panic of pgrx does not carry to the error in hand.
+/// Adds to the error that is being reported the fields that a panic of pgrx does not carry.
 ///
 /// # Safety
 /// While an error is put together. May raise one.
@@ -404,8 +404,8 @@ fn pass(data: *mut pg_sys::ErrorData) {
     }
 }
 
-/// The error context callback above those of an error that passes. Whoever catches the error takes
-/// it off the list.
+/// The error context callback above those of an error that passes. The code that catches the error
+/// takes it off the list.
 unsafe extern "C-unwind" fn complete(_: *mut c_void) {
     let passing = PASSING.get();
     if passing.is_null() || is_critical() {

@@ -1,10 +1,10 @@
-//! What a process holds that no transaction and no resource owner would let go of after an error:
-//! lightweight locks, a wait on a condition variable, a wait for a buffer.
+//! Objects that a process holds after an error, and that no transaction and no resource owner
+//! releases: lightweight locks, a wait on a condition variable, a wait for a buffer.
 //!
-//! PostgreSQL's own workers let go of it in their error handlers
-//! (src/backend/postmaster/bgwriter.c, 15 to 18). An aborted transaction or subtransaction does as
-//! well; but an error outside of one, or one that is caught without an abort, left locks that
-//! nobody released, and the server stood still.
+//! PostgreSQL's own workers release them in their error handlers
+//! (src/backend/postmaster/bgwriter.c, 15 to 18). So does an aborted transaction or subtransaction.
+//! But after an error outside of one, or one that is caught without an abort, locks would stay that
+//! nobody releases, and the server would stand still.
 
 use braid_bgworker::sqlstate::SqlState;
 use pgrx::pg_sys;
@@ -13,7 +13,7 @@ use super::PgError;
 use crate::compat::HeldLocks;
 use crate::plain;
 
-/// What is held where a unit of work begins. Its caller keeps that, also after an error.
+/// The objects held where a unit of work begins. Its caller keeps them, also after an error.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Held {
     locks: HeldLocks,
@@ -32,7 +32,8 @@ impl Held {
 
     /// After an error: let go of whatever was taken since.
     pub(super) fn let_go(self) {
-        // SAFETY: as PostgreSQL's own error handlers do it. Interrupts are not served here.
+        // SAFETY: PostgreSQL's own error handlers do the same. No interrupts are served in this
+        // block.
         let is_as_before = unsafe {
             pg_sys::InterruptHoldoffCount = pg_sys::InterruptHoldoffCount.max(1);
             let is_as_before = self.locks.release_later();
