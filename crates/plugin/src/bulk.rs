@@ -1,24 +1,25 @@
-//! Messages that are too large for the connection's send buffer, sent in pieces. Run by the
+//! Messages that are too large for the connection's send buffer, sent in chunks. Run by the
 //! walsender.
 //!
-//! PostgreSQL puts a message into its send buffer as a whole; the buffer grows as it must and never
-//! shrinks. Beyond [`LARGE_BYTES`] only the header that `WalSndPrepareWrite` has made goes the
-//! usual way: `WalSndWriteData` hands it to the connection's functions, which are ours
-//! ([`super::turn`]). They take it for the beginning of the message in hand, say that something is
-//! still to be sent until the last byte is with the socket, and write piece after piece where
-//! PostgreSQL flushes. So all waiting is PostgreSQL's own (`ProcessPendingWrites` of
-//! src/backend/replication/walsender.c, 15 to 18): it hears the client, looks at its timeouts and
-//! handles interrupts as it does while its buffer empties, and a client that stops reading is ended
+//! PostgreSQL puts a message into its send buffer as a whole; the buffer grows as needed and never
+//! shrinks. Beyond [`LARGE_BYTES`] only the header that `WalSndPrepareWrite` has made takes the
+//! usual path: `WalSndWriteData` passes it to the connection's functions, which are ours
+//! ([`super::turn`]). They take it for the beginning of the current message. They report that
+//! something is still to be sent until the socket has the last byte, and write chunk after chunk
+//! when PostgreSQL flushes. So all waiting is PostgreSQL's own (`ProcessPendingWrites` of
+//! src/backend/replication/walsender.c, 15 to 18): it reads from the client, checks its timeouts
+//! and handles interrupts as it does while its buffer empties. A client that stops reading is ended
 //! by `wal_sender_timeout`.
 //!
 //! Invariants:
-//! - What is in PostgreSQL's buffer goes first; while a message is in hand nothing is put there.
-//!   What others want to send without waiting (keepalives, the end of the stream) comes after it.
+//! - The contents of PostgreSQL's buffer are sent first; while there is a current message, nothing
+//!   is added to the buffer. Messages of other code that does not wait (keepalives, the end of the
+//!   stream) are sent afterwards.
 //! - Once the first byte may have left, the message is completed or the connection ends: an error
-//!   becomes a fatal one ([`or_end`]), and nothing that is told to the client meanwhile is sent,
-//!   not even by a signal handler, as it would be taken for a part of the message.
-//! - A piece stays as it is until all of it was written: TLS and GSS want what they could not take
-//!   once more.
+//!   becomes a fatal one ([`or_end`]). No other message to the client is sent meanwhile, not even
+//!   by a signal handler: the client would take it for a part of the message.
+//! - A chunk stays unchanged until all of it was written: TLS and GSS must be given the bytes again
+//!   that they could not take.
 
 use std::cell::RefCell;
 use std::ffi::c_int;
@@ -34,65 +35,65 @@ use pgrx::PgSqlErrorCode;
 use super::message_file::MessageFile;
 use super::report;
 
-/// From how many bytes on a message is sent in pieces.
+/// A message of at least this many bytes is sent in chunks.
 pub(super) const LARGE_BYTES: usize = 1 << 20;
-/// What is written at once.
+/// Number of bytes that are written at once.
 const PIECE_BYTES: usize = 128 << 10;
-/// After so many bytes the walsender hears its client, however fast that reads.
+/// After this many bytes the walsender reads from its client, however fast the client reads.
 const TURN_BYTES: usize = 1 << 20;
-/// What a walsender puts before a message: 'w', two positions, a time, each of 8 bytes in network
-/// order (`WalSndPrepareWrite` of src/backend/replication/walsender.c, 15 to 18).
+/// Length of the walsender's header of a message: 'w', two positions, a time, each of 8 bytes in
+/// network order (`WalSndPrepareWrite` of src/backend/replication/walsender.c, 15 to 18).
 const HEADER_BYTES: usize = 25;
 /// The most that a message can have: as much as PostgreSQL's own buffers (`MaxAllocSize` of
 /// src/include/utils/memutils.h).
 const MOST_BYTES: usize = 0x3fff_ffff - HEADER_BYTES - 1;
 
 thread_local! {
-    /// The message in hand; `None` where there is none.
+    /// The current message; `None` if there is none.
     static IN_HAND: RefCell<Option<Bulk>> = const { RefCell::new(None) };
 }
-/// Its header was put: it is not complete until all of it was written.
+/// The message's header was put: the message is not complete until all of it was written.
 static UNDER_WAY: AtomicBool = AtomicBool::new(false);
-/// Some of it may have left.
+/// A part of the message may have left.
 static BEGUN: AtomicBool = AtomicBool::new(false);
 
-/// What a message has behind its header.
+/// The contents of a message behind its header.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Body<'b> {
     Bytes(&'b [u8]),
     File(&'b MessageFile),
 }
 
-/// The same without its lifetime, which [`write()`] sees to.
+/// A message's contents without a lifetime, which [`write()`] guarantees.
 #[derive(Debug, Clone, Copy)]
 enum Source {
     Bytes(*const [u8]),
     File(*const MessageFile),
 }
 
-/// A message in hand.
+/// The current message.
 #[derive(Debug)]
 struct Bulk {
     client: Client,
     source: Source,
     length: usize,
-    /// Where in the source the next piece begins.
+    /// Where in the source the next chunk begins.
     at: usize,
     piece: Vec<u8>,
-    /// How much of the piece was written.
+    /// How much of the chunk was written.
     written: usize,
-    /// What comes after it.
+    /// Messages that follow it.
     after: Vec<(u8, Vec<u8>)>,
     done: bool,
     /// The client is gone.
     lost: bool,
 }
 
-/// Forgets the message in hand, also while an error unwinds.
+/// Forgets the current message, also while an error unwinds.
 struct InHand;
 
 impl Drop for InHand {
-    /// Unlike what other guards do, also after an error: this only assigns variables.
+    /// Unlike in other guards, this also runs after an error: it only assigns variables.
     fn drop(&mut self) {
         take_message();
         forget();
@@ -105,8 +106,8 @@ fn forget() {
     BEGUN.store(false, Relaxed);
 }
 
-/// Runs `work` on the message in hand; `None` if there is none, if all of it was written, or if it
-/// is being worked on.
+/// Runs `work` on the current message. Returns `None` if there is none, if all of it was written,
+/// or if it is in use.
 fn with_message<T>(work: impl FnOnce(&mut Bulk) -> T) -> Option<T> {
     IN_HAND.with(|place| {
         let mut bulk = place.try_borrow_mut().ok()?;
@@ -114,7 +115,7 @@ fn with_message<T>(work: impl FnOnce(&mut Bulk) -> T) -> Option<T> {
     })
 }
 
-/// Takes the message in hand away.
+/// Removes the current message.
 fn take_message() -> Option<Bulk> {
     IN_HAND.with(|place| place.try_borrow_mut().ok()?.take())
 }
@@ -174,8 +175,8 @@ pub(super) fn write(ctx: Context<'_>, body: Body<'_>, last: bool) {
     }
 }
 
-/// Do what writes the message in hand, if there is one: an error in it ends the process once a part
-/// of the message may have left.
+/// Runs `work`, which may write the current message. If there is one, an error in `work` ends the
+/// process once a part of the message may have left.
 pub(super) fn or_end(work: impl FnOnce()) {
     if with_message(|_| ()).is_none() {
         work();
@@ -187,22 +188,21 @@ pub(super) fn or_end(work: impl FnOnce()) {
     }
 }
 
-/// Whether a message is in hand that is not complete: it is [`push`] that flushes.
+/// Whether the current message is incomplete: then [`push`] flushes.
 #[inline]
 pub(super) fn is_under_way() -> bool {
     UNDER_WAY.load(Relaxed)
 }
 
-/// Whether a part of a message may have left and the rest has not: nothing else may be told to the
-/// client. May be asked in a signal handler.
+/// Whether a part of a message may have left and the rest has not: then no other message may be
+/// sent to the client. May be called in a signal handler.
 #[inline]
 pub(super) fn is_begun() -> bool {
     BEGUN.load(Relaxed)
 }
 
-/// Take what is to be put into the send buffer, the arguments of `pq_putmessage_noblock`, where it
-/// is the header of the message in hand or has to come after that. False where it has nothing to do
-/// with it.
+/// Takes the arguments of `pq_putmessage_noblock` if they are the header of the current message, or
+/// have to follow that message. Returns false if they have nothing to do with it.
 pub(super) fn takes(kind: u8, body: &[u8]) -> bool {
     with_message(|bulk| bulk.takes(kind, body)).unwrap_or(false)
 }
@@ -314,7 +314,8 @@ impl Bulk {
     }
 }
 
-/// What PostgreSQL does then (`internal_flush_buffer` of src/backend/libpq/pqcomm.c, 15 to 18).
+/// Handles a lost client as PostgreSQL does (`internal_flush_buffer` of src/backend/libpq/pqcomm.c,
+/// 15 to 18).
 #[cold]
 fn client_is_gone(code: i32) {
     let reason = std::io::Error::from_raw_os_error(code);

@@ -53,14 +53,14 @@ pub unsafe fn install(callbacks: *mut c_void) {
     callbacks.rollback_prepared_cb = Some(rollback_prepared);
 }
 
-/// What hangs on the decoding context.
+/// The plugin's state of a decoding context.
 struct State {
     /// Lent to one callback at a time.
     format: RefCell<Box<dyn Format>>,
     turn: OnceCell<Turn>,
 }
 
-/// The state that hangs on a context: creating a slot has none.
+/// The state of a decoding context: one that only creates a slot has none.
 #[inline]
 fn hanging<'c>(ctx: Context<'c>) -> Option<&'c State> {
     // SAFETY: `hang` has set this to null, or to a box that lives as long as the context's memory.
@@ -199,7 +199,7 @@ fn request(ctx: Context<'_>) -> Request {
     request
 }
 
-/// Who asks for a stream.
+/// The kind of reader that asks for a stream.
 fn reader(request: &Request) -> Reader {
     match request {
         Request::Gir(options) | Request::GirJson(options, _)
@@ -282,8 +282,8 @@ macro_rules! callbacks {
             ) $(-> $returned)? {
                 $work
             }
-            // SAFETY: PostgreSQL gives valid arguments, for the time of the call. Whatever has a
-            // destructor is within the guard.
+            // SAFETY: PostgreSQL passes valid arguments, for the time of the call. All values with
+            // a destructor are within the guard.
             unsafe {
                 pgrx_extern_c_guard(move || {
                     let done = pass_on(|| {
@@ -380,9 +380,9 @@ callbacks! {
         prefix: *const c_char;
         content: *const c_char, size: pg_sys::Size
     ), |format, ctx| {
-        // The callback is not told the subtransaction. The reorder buffer has just set
-        // CheckXidAlive to it, or to nothing if it has committed, transaction and all: then it
-        // can't be rolled back, and the transaction will do.
+        // The callback does not get the subtransaction. The reorder buffer has just set
+        // CheckXidAlive to it. If the transaction has committed, CheckXidAlive is invalid: then the
+        // message can't be rolled back, and the transaction's own id suffices.
         let alive = plain::CheckXidAlive();
         let xid = if alive == pg_sys::InvalidTransactionId {
             txn.map_or(0, Transaction::id)
@@ -418,8 +418,9 @@ unsafe extern "C-unwind" fn filter_by_origin(
     .unwrap_or(false)
 }
 
-/// The transaction is decoded because its PREPARE is, or, with the time of that, its COMMIT
-/// PREPARED: it was prepared before the slot was told to send what is prepared.
+/// Why a prepared transaction is decoded: because of its PREPARE, or because of its COMMIT
+/// PREPARED, with the commit's time. In the second case it was prepared before the slot was set to
+/// send prepared transactions.
 fn preparation(ctx: Context<'_>, txn: Transaction<'_>) -> Preparation {
     let (read, end) = ctx
         .reader()
@@ -437,7 +438,7 @@ fn preparation(ctx: Context<'_>, txn: Transaction<'_>) -> Preparation {
     }
 }
 
-/// Who made a change of the reorder buffer's.
+/// The author of a change in the reorder buffer.
 fn author(change: DecodedChange<'_>) -> Author {
     Author {
         xid: change.author(),

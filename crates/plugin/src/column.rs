@@ -41,7 +41,7 @@ const TEXT_TYPES: [pg_sys::Oid; 14] = [
 /// The type regdatabase: since 19. No other type had this number before.
 const REGDATABASEOID: pg_sys::Oid = pg_sys::Oid::from_u32(6490);
 
-/// What encoders share.
+/// Objects that all encoders share.
 pub(super) struct Tools {
     pub(super) scratch: Scratch,
     /// Labels of enums by OID of the value.
@@ -194,7 +194,7 @@ impl TypeFunction {
     /// Prepare to call `oid`, a function of a type's whose values are passed so. In a transaction.
     pub(super) fn new(oid: pg_sys::Oid, by_value: bool, context: StreamMemory) -> Self {
         let info = Box::new(RefCell::new(pg_sys::FmgrInfo::default()));
-        // SAFETY: the box is a place for one FmgrInfo. The context is there as long as the stream's
+        // SAFETY: the box is a place for one FmgrInfo. The context exists as long as the stream's
         // parts, of which this is one.
         unsafe { pg_sys::fmgr_info_cxt(oid, info.as_ptr(), context.as_ptr()) };
         Self { info, by_value }

@@ -8,19 +8,19 @@ use pgrx::pg_sys;
 use super::format::Change;
 use super::own_table::columns;
 
-/// A deletion that was told of.
+/// An announced deletion of a losing row.
 pub(super) struct Displacement {
     /// The table.
     pub(super) relation: pg_sys::Oid,
     /// The deletion's version: microseconds since 1970-01-01 UTC, and the node.
     pub(super) timestamp: i64,
     pub(super) origin: String,
-    /// The row; at least its key is there.
+    /// The row, with at least its key.
     pub(super) row: OwnTuple,
 }
 
-/// Reads the row that was deleted. `None` when it is not one of ours after all. What is allocated
-/// is in the current memory context.
+/// Reads the deleted row. Returns `None` if the table is not Braid's after all. Copies are in the
+/// current memory context.
 pub(super) fn read(change: &Change<'_>) -> Option<Displacement> {
     let [relation, timestamp, origin, row] = columns(change.old_values())?;
     Some(Displacement {

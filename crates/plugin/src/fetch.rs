@@ -43,7 +43,7 @@ use super::type_facts::TypeFacts;
 /// How long the worker waits for a lock on the table, in milliseconds: the caller of an SQL
 /// function may hold it.
 const LOCK_TIMEOUT: &std::ffi::CStr = c"1000";
-/// What an error begins with; no record's tag.
+/// The first byte of an error; no record's tag.
 const ERROR: u8 = b'E';
 
 /// Asks a worker, which it starts with the first question.
@@ -192,7 +192,7 @@ struct Keys {
 const MOST_KEYS: usize = 1_000;
 
 impl Keys {
-    /// Those of a table. In a transaction.
+    /// The key columns of a table. In a transaction.
     fn of(&mut self, record: &[u8], schema: &Schema<'_>) -> &[KeyColumn] {
         if self.known.len() >= MOST_KEYS {
             self.known.clear();
@@ -365,8 +365,8 @@ fn row(
     Ok(writer.frame().to_vec())
 }
 
-/// What finds the row by its replica identity, in the server's encoding; `None` where it can't be
-/// said.
+/// The condition that finds the row by its replica identity, in the server's encoding; `None` if it
+/// can't be expressed.
 fn condition(
     schema: &Schema<'_>,
     change: &Change<'_>,
@@ -394,7 +394,7 @@ fn condition(
             (value, _) => value,
         };
         let text = match value {
-            // What stands for a character is a number.
+            // A value of type "char" comes as a number, which is no literal of that type.
             Value::Integer(_) if column.type_oid == pg_sys::CHAROID.to_u32() => return None,
             Value::Binary(bytes) if column.type_oid == pg_sys::BYTEAOID.to_u32() => {
                 hex_literal(bytes)

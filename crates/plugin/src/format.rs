@@ -1,12 +1,12 @@
 //! The port between the plugin's callbacks (`callbacks`) and the formats in which a stream can be
 //! asked for.
 //!
-//! The callbacks turn PostgreSQL's pointers into the values below and call the stream's [`Format`];
-//! which one it is, `braid_decoder::Request` reads from the options and [`start`] makes. A format
-//! sees everything that is decoded and decides itself what of it is sent. To add one: a variant of
-//! `Request` with its options, an implementation of [`Format`] in a module of its own, an arm in
-//! [`start`]. One that says what `gir` says in another way needs less: a
-//! [`super::delivery::Delivery`].
+//! The callbacks turn PostgreSQL's pointers into the values below and call the stream's [`Format`].
+//! `braid_decoder::Request` reads from the options which format is wanted, and [`start`] creates
+//! it. A format sees everything that is decoded and decides itself what it sends. A new format
+//! needs a variant of `Request` with its options, an implementation of [`Format`] in a module of
+//! its own, and an arm in [`start`]. If it only encodes the records of `gir` differently, a
+//! [`super::delivery::Delivery`] is enough.
 //!
 //! All methods run inside of a callback: catalogs are read under the historic snapshot of the
 //! change, errors leave by unwinding, and a format is dropped when the decoding context's memory
@@ -77,7 +77,7 @@ impl<'c> Change<'c> {
         self.lsn
     }
 
-    /// Who made it.
+    /// The author of the change.
     #[inline]
     #[must_use]
     pub fn author(&self) -> Author {
@@ -102,7 +102,7 @@ impl<'c> Change<'c> {
     }
 }
 
-/// Who made a change.
+/// The author of a change.
 #[derive(Debug, Clone, Copy)]
 pub struct Author {
     /// The transaction or subtransaction.
@@ -120,15 +120,15 @@ pub struct Truncation<'c> {
     pub(crate) restart_identity: bool,
     /// LSN of the change's record.
     pub(crate) lsn: u64,
-    /// Who made it.
+    /// The author of the truncation.
     pub author: Author,
 }
 
 /// A logical message, in the server's encoding as far as it is text at all.
 #[derive(Debug, Clone, Copy)]
 pub struct LogicalMessage<'c> {
-    /// Part of the transaction in hand. One that is not comes outside of any, and never between a
-    /// transaction's changes.
+    /// Part of the current transaction. A message that is not arrives outside of any transaction,
+    /// and never between a transaction's changes.
     pub(crate) transactional: bool,
     /// The transaction or subtransaction; 0 where there is none.
     pub(crate) xid: u32,
@@ -140,10 +140,10 @@ pub struct LogicalMessage<'c> {
 /// Why a prepared transaction is decoded.
 #[derive(Debug, Clone, Copy)]
 pub enum Preparation {
-    /// It is prepared.
+    /// The transaction is prepared.
     Now,
-    /// It was prepared before that was to be told, and is committed by the record with this place
-    /// and time.
+    /// The transaction was prepared before prepared transactions were to be sent, and is committed
+    /// by the record with this place and time.
     Before {
         commit_lsn: u64,
         end_lsn: u64,
@@ -185,7 +185,7 @@ pub trait Format {
     /// rolled back later. Its changes come as those of others do.
     fn segment_started(&mut self, _ctx: Context<'_>, _txn: Transaction<'_>) {}
 
-    /// The segment in hand ends. In no transaction.
+    /// The current segment ends. In no transaction.
     fn segment_stopped(&mut self, _ctx: Context<'_>) {}
 
     /// Of transaction `xid`, of which there were segments, `subxid` was rolled back: a
@@ -216,8 +216,8 @@ pub trait Format {
     ) {
     }
 
-    /// The prepared transaction in hand ends; what it changed may have come in part if it was
-    /// rolled back meanwhile. Perhaps in no transaction.
+    /// The current prepared transaction ends; its changes may have arrived in part if it was rolled
+    /// back meanwhile. Perhaps in no transaction.
     fn prepared(&mut self, _ctx: Context<'_>, _txn: Transaction<'_>) {}
 
     /// A transaction is, or was, prepared of which there were segments. In no transaction.
@@ -229,7 +229,7 @@ pub trait Format {
     ) {
     }
 
-    /// What was prepared has committed, or, with end and time of its preparation, was rolled back.
+    /// A prepared transaction has committed, or, with end and time of its PREPARE, was rolled back.
     /// In no transaction.
     fn prepared_finished(
         &mut self,
@@ -242,10 +242,10 @@ pub trait Format {
     /// A transaction starts, which has committed.
     fn begin(&mut self, ctx: Context<'_>, txn: Transaction<'_>);
 
-    /// A row was changed by the transaction in hand.
+    /// A row was changed by the current transaction.
     fn row_changed(&mut self, ctx: Context<'_>, txn: Transaction<'_>, change: &Change<'_>);
 
-    /// Relations were truncated by the transaction in hand.
+    /// Relations were truncated by the current transaction.
     fn truncated(&mut self, ctx: Context<'_>, txn: Transaction<'_>, truncation: &Truncation<'_>);
 
     /// A message was emitted. There is no transaction for one that is not transactional.
@@ -256,10 +256,10 @@ pub trait Format {
         message: &LogicalMessage<'_>,
     );
 
-    /// The transaction in hand is over.
+    /// The current transaction is over.
     fn commit(&mut self, ctx: Context<'_>, txn: Transaction<'_>);
 
-    /// The stream ends without an error: give back what the session lent.
+    /// The stream ends without an error: restores the settings of the session.
     fn leave(&mut self);
 }
 

@@ -1,13 +1,14 @@
 //! The format `gir-json`: the records of `gir`, each as a JSON object and a message of its own.
 //!
-//! Everything before this is the same, so publications, row filters, column lists and the origin
-//! filter are too. What differs is that types without a portable form come in their text form, and
-//! that values which are not in WAL may be asked for ([`super::fetch`]).
+//! All earlier steps are those of `gir`: publications, row filters, column lists and the origin
+//! filter. The difference is in the values: types without a portable form have their text form, and
+//! values that are not in WAL may be asked for ([`super::fetch`]).
 //!
-//! A client may confirm the position of any object. So of what ends in a frame, a transaction or
-//! what is said of one, only the last object has the end as its position: what stands before it, be
-//! it a stream header, has one before the record that ends it, which is then sent again. Segments
-//! hold nothing back: their positions lie before the end of their transaction.
+//! A client may confirm the position of any object. So of the objects of one frame, which ends a
+//! transaction or a record about one, only the last has the end as its position. The objects before
+//! it, such as a stream header, have a position before the record that ends the transaction, which
+//! is then sent again. Segments hold nothing back: their positions lie before the end of their
+//! transaction.
 
 use std::collections::HashSet;
 
@@ -29,13 +30,13 @@ use super::transaction::in_transaction;
 pub(super) struct GirJson {
     writer: JsonWriter,
     fetch: Option<Fetching>,
-    /// Where the record lies that ends what is in hand; 0: nothing is.
+    /// Where the record lies that ends the current frame's transaction; 0: there is none.
     end_record: u64,
     text: String,
     scratch: Scratch,
 }
 
-/// What has to be remembered for asking.
+/// The state that is needed for asking.
 #[derive(Default)]
 struct Fetching {
     fetcher: Fetcher,
@@ -120,8 +121,8 @@ impl Delivery for GirJson {
             let scratch = Scratch::new(self.scratch.memory());
             scratch.run(|| {
                 if matches!(record, Record::Change(_)) && !encoding::is_utf8() {
-                    // A conversion is looked for in the catalog. What it would see of a transaction
-                    // that is rolled back meanwhile is no reason to end in the middle of a frame.
+                    // A conversion is looked up in the catalog. The transaction may be rolled back
+                    // meanwhile; that must not end the look-up in the middle of a frame.
                     let _unwatched = Unwatched::enter();
                     in_transaction(|| self.write(&record, raw))
                 } else {
@@ -144,8 +145,8 @@ impl Delivery for GirJson {
     }
 }
 
-/// Where the record lies that ends what begins in the frame, or is all that is said of it there. A
-/// frame is of one transaction at most.
+/// The position of the WAL record that ends the frame's transaction: its commit, its PREPARE, or
+/// the end of a prepared one. A frame is of one transaction at most.
 fn end_record_in(frame: &[u8]) -> Option<u64> {
     let mut reader = Reader::new(frame);
     while let Some((tag, body)) = reader.next_raw().ok()? {

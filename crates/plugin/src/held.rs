@@ -18,7 +18,7 @@ use super::page_read::{PageRead, before, is_long, page_reader};
 use super::report::or_raise;
 use super::stream::GirStream;
 
-/// What a joined stream needs beyond its buffer.
+/// The state of a joined stream, beside its buffer.
 #[derive(Debug, Default)]
 pub struct Held {
     pages: PageRead,
@@ -43,9 +43,9 @@ pub fn release_before(ctx: Context<'_>, stream: &mut GirStream, next: Transactio
     }
 }
 
-/// Let go of what is held if the transaction that has just been put there, and whose commit record
-/// ends at `end`, is the last that there is WAL of: the walsender would do so too, but only once it
-/// has cleaned up behind the transaction and looked at its socket. In the commit callback of `ctx`.
+/// Releases the held messages if the transaction whose commit record ends at `end` is the last in
+/// WAL. The walsender would release them too, but only after it has cleaned up behind the
+/// transaction and looked at its socket. In the commit callback of `ctx`.
 #[inline]
 pub fn release_at_end(ctx: Context<'_>, stream: &mut GirStream, end: u64) {
     if end < stream.held.known_end || !stream.outbox.holds() {

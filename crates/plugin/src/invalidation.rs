@@ -1,4 +1,4 @@
-//! What the caches must forget.
+//! Records which entries of the caches are invalid.
 //!
 //! PostgreSQL calls back whenever a catalog changed, in the middle of anything, also while a
 //! relation is being compiled. The callbacks only take notes, without allocating; the plugin reads
@@ -56,7 +56,7 @@ impl Queue {
     }
 }
 
-/// What was noted since the last time.
+/// The invalidations since the last call.
 #[derive(Debug, Default)]
 pub(super) struct Notes {
     /// Publications, schemas or too much to list: every relation is to be compiled again.

@@ -168,7 +168,7 @@ impl Compilation for Table {
     }
 }
 
-/// What a stream without publications publishes.
+/// The actions that a stream without publications publishes.
 const ALL: Actions = Actions {
     insert: true,
     update: true,
@@ -242,7 +242,7 @@ impl Compiler<'_> {
     }
 }
 
-/// What a domain is directly over, with its modifier; another type is itself.
+/// The type directly below a domain, with its modifier; another type is itself.
 fn base_of(declared: (pg_sys::Oid, i32)) -> (pg_sys::Oid, i32) {
     match TypeRow::find(declared.0) {
         Some(row) if row.typtype.cast_unsigned() == pg_sys::TYPTYPE_DOMAIN => {
@@ -264,7 +264,7 @@ fn default_of(relation: RelationRef<'_>, attribute: Column<'_>) -> Option<Vec<u8
     }
     let stored = relation.descriptor().stored_default(attribute)?;
     // SAFETY: the function takes a node tree, which has the form of a text, and an OID, and returns
-    // text. What is allocated is freed soon.
+    // text. The copies are freed soon.
     unsafe {
         let shown = pg_sys::OidFunctionCall2Coll(
             pg_sys::Oid::from(F_PG_GET_EXPR),

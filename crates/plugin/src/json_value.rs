@@ -27,9 +27,9 @@ pub(super) enum Renderer {
     Uuid,
     /// An enum's label.
     Enum(TypeFunction),
-    /// What an output function gives that is a number, or `null` for what JSON has no number for.
+    /// The text of an output function, as a number; `null` for values that are no numbers in JSON.
     Number(TypeFunction),
-    /// What an output function gives, as a string.
+    /// The text of an output function, as a string.
     Output(TypeFunction),
 }
 

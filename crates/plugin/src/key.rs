@@ -27,7 +27,7 @@ pub(super) struct KeyColumn {
     pub(super) attribute: usize,
     /// OID of the type: values of another type have other hashes.
     pub(super) type_oid: u32,
-    /// What sets this comparison apart from the type's usual one; empty if nothing does.
+    /// The difference of this comparison from the type's usual one; empty if there is none.
     pub(super) comparison: String,
     form: Form,
 }

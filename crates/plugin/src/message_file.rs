@@ -8,7 +8,7 @@ use braid_bgworker::sqlstate::SqlState;
 use braid_postgres::error::PgError;
 use braid_postgres::temporary_file::TemporaryFile;
 
-/// What was written of a message.
+/// The written part of a message.
 #[derive(Debug)]
 pub(super) struct MessageFile {
     file: TemporaryFile,

@@ -1,4 +1,4 @@
-//! Who this node is, for the stream's header.
+//! Name and identity of this node, for the stream's header.
 
 use std::ffi::CStr;
 

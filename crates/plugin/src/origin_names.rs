@@ -11,7 +11,7 @@ use pgrx::pg_sys;
 use super::scratch::Scratch;
 use super::transaction::in_transaction;
 
-/// `InvalidReplOriginId` of src/include/replication/origin.h: first committed here.
+/// `InvalidReplOriginId` of src/include/replication/origin.h: first committed on this node.
 pub(super) fn no_origin() -> ReplOriginId {
     0
 }
@@ -55,9 +55,9 @@ impl OriginNames {
     }
 }
 
-/// Name of a replication origin that the historic snapshot does not show: the transaction in hand
-/// has made it, as the first one of a source of `braid.ingest` does. What came from elsewhere must
-/// not go out as this node's own. In a transaction.
+/// Name of a replication origin that the historic snapshot does not show: the current transaction
+/// has created it, as the first transaction of a source of `braid.ingest` does. A change of another
+/// node must not be sent as this node's own. In a transaction.
 fn origin_of_any_time(origin: ReplOriginId) -> Option<String> {
     let mut found = None;
     // The catalog has two columns, number and name.
@@ -67,8 +67,8 @@ fn origin_of_any_time(origin: ReplOriginId) -> Option<String> {
         if low(number) != u32::from(origin) {
             return ControlFlow::Continue(());
         }
-        // The number of one that was dropped may have been given anew: what is not deleted counts,
-        // else what came last.
+        // The number of a dropped origin may be in use again: a row that is not deleted counts,
+        // else the newest one.
         found = row.text(1);
         if row.is_live() {
             ControlFlow::Break(())

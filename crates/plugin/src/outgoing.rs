@@ -1,15 +1,15 @@
-//! Messages in the making, for formats that are text: what belongs to one message is gathered, and
-//! cut where it would be more than a message can hold; what are many messages leaves in few writes.
+//! Messages in the making, for formats that are text. The parts of one message are gathered, and
+//! cut if they would be more than a message can hold. Many small messages are sent in few writes.
 //!
 //! A walsender flushes with each message that a plugin writes, which for small ones is most of the
 //! work. So these are only put into the connection's send buffer ([`Outgoing::queue`]), as the same
-//! protocol messages that a write makes of them. When they are flushed is `paced`'s to say; the
-//! next write of a large one flushes them too.
+//! protocol messages that a write makes of them. `paced` decides when they are flushed; the next
+//! write of a large one flushes them too.
 //!
-//! What a walsender gathers beyond [`GATHERED_BYTES`] lies in a temporary file (`message_file`)
-//! until it is whole, and is sent from there in pieces (`bulk`): its memory does not grow with a
-//! message. An SQL function returns a message as one value, so there it is gathered in the
-//! context's buffer.
+//! A message that a walsender gathers beyond [`GATHERED_BYTES`] lies in a temporary file
+//! (`message_file`) until it is complete, and is sent from the file in chunks (`bulk`): memory does
+//! not grow with a message. An SQL function returns a message as one value, so for it the message
+//! is gathered in the context's buffer.
 
 use braid_postgres::decoding::Context;
 use braid_postgres::ffi::Client;
@@ -46,7 +46,7 @@ enum Reader {
     },
 }
 
-/// The message in hand. All methods that take a context run in a callback that may write.
+/// The current message. All methods that take a context run in a callback that may write.
 #[derive(Debug)]
 pub(super) struct Outgoing {
     buffer: Vec<u8>,
@@ -56,7 +56,7 @@ pub(super) struct Outgoing {
     /// A protocol message in the making.
     message: Vec<u8>,
     pub(super) pacing: Pacing,
-    /// How much of `buffer` is whole pieces.
+    /// How much of `buffer` consists of whole pieces.
     whole: usize,
     /// How much `buffer` may have before it is moved.
     room: usize,
@@ -202,7 +202,7 @@ impl Outgoing {
         self.whole = 0;
     }
 
-    /// What a message that was just prepared looks like tells who reads it.
+    /// Finds out from a message that was just prepared which kind of reader there is.
     fn learn(&mut self, ctx: Context<'_>) {
         if self.reader != Reader::Unknown {
             return;

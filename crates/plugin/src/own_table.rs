@@ -16,7 +16,8 @@ pub(super) enum OwnTable {
     Displacement,
     /// `braid.rule_change`: its rows are messages to the nodes that receive from this one.
     RuleChange,
-    /// `braid.unfound`: its rows are deletions of rows, and truncates, that found nothing here.
+    /// `braid.unfound`: its rows are deletions of rows, and truncates, that found nothing on this
+    /// node.
     Unfound,
     /// `braid.version_record`: its rows are the versions of the transactions that have written
     /// them.
@@ -24,7 +25,7 @@ pub(super) enum OwnTable {
 }
 
 impl OwnTable {
-    /// Which of them a relation is. In a transaction with a historic snapshot.
+    /// Finds out which of these tables a relation is. In a transaction with a historic snapshot.
     pub(super) fn of(relation: RelationRef<'_>) -> Option<Self> {
         let name = relation.raw_name();
         let table = if name == c"ddl_message" {
@@ -59,8 +60,8 @@ pub(super) fn columns<const N: usize>(
     values?.try_into().ok()
 }
 
-/// The text of a new row of a table with one column. `None` when it is not one of ours
-/// after all. What is allocated is in the current memory context.
+/// The text of a new row of a table with one column. Returns `None` if the table is not Braid's
+/// after all. Copies are in the current memory context.
 pub(super) fn message(change: &Change<'_>) -> Option<String> {
     let [text] = columns(change.new_values())?;
     text?.text()

@@ -2,9 +2,9 @@
 //! stay apart.
 //!
 //! A walsender tries to flush after each WAL record, so each small transaction costs a write to the
-//! socket, which is more work than all else that is done for it. While there is WAL to read, what
-//! was put into the send buffer is left there: the buffer stays in order, keepalives included, so
-//! that no position is named before what lies ahead of it. It is flushed
+//! socket, which is more than all other work for it. While there is WAL to read, the send buffer is
+//! not flushed. It stays in order, keepalives included, so that no position is sent before the
+//! messages that precede it. It is flushed
 //!
 //! - before the walsender waits for WAL, when it has been held for too long, and before a long
 //!   transaction ([`super::page_read`]);
@@ -29,7 +29,7 @@ pub(super) fn flushes_wait() -> bool {
     WAITING.load(Relaxed)
 }
 
-/// What a paced stream needs beyond its buffer.
+/// The state of a paced stream, beside its buffer.
 #[derive(Debug, Default)]
 pub struct Pacing {
     pages: PageRead,

@@ -42,7 +42,7 @@ pub(super) type Hashed = (KeyPlan, Vec<u32>);
 #[derive(Debug)]
 pub(super) struct Compiled {
     pub(super) actions: Actions,
-    /// Its changes are sent under an ancestor's name.
+    /// The relation's changes are sent under an ancestor's name.
     pub(super) by_ancestor: bool,
     pub(super) shape: Shape,
     /// Attributes up to the last one that is needed.
@@ -51,7 +51,7 @@ pub(super) struct Compiled {
     pub(super) key_columns: Vec<KeyColumn>,
     pub(super) keys: KeyPlan,
     pub(super) filters: Option<RowFilters>,
-    /// Which rows of a routed table the subscriber gets.
+    /// The rows of a routed table that the subscriber gets.
     pub(super) routed: Option<Routed>,
     /// Some column's bytes depend on the client's encoding.
     pub(super) sends_text: bool,
@@ -288,7 +288,8 @@ impl Compiled {
         Some((u16::try_from(place).ok()?, key.comparison.clone()))
     }
 
-    /// What its hashes are made of. Those that are made of something else do not meet them.
+    /// The sources of the relation's key hashes. Hashes with other sources can't be compared with
+    /// these.
     pub(super) fn hashed(&self) -> Hashed {
         let types = self.key_columns.iter().map(|key| key.type_oid);
         (self.keys.clone(), types.collect())
@@ -307,7 +308,7 @@ impl Compilation for Compiled {
     }
 }
 
-/// What is to be known of a relation to decide what of it is published.
+/// The facts about a relation that decide what is published of it.
 pub(super) fn facts(relation: RelationRef<'_>) -> RelationFacts {
     RelationFacts {
         oid: relation.oid().to_u32(),

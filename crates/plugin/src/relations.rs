@@ -17,17 +17,17 @@ use super::scratch::{Scratch, StreamMemory};
 /// A relation, compiled or known not to be published.
 pub(super) type Entry = relation_cache::Entry<Compiled, Sent>;
 
-/// What was sent of a relation.
+/// The part of a relation's description that was sent.
 #[derive(Debug, Default)]
 pub(super) struct Sent {
     /// Under which number the shape was sent.
     pub(super) number: Option<SchemaNumber>,
-    /// What the hashes of the last changes were made of.
+    /// The sources of the key hashes of the last changes.
     hashed: Option<Hashed>,
     /// The relation has other keys than before, so hashes from before and after do not meet: the
     /// next change is a barrier.
     pub(super) fence: bool,
-    /// It is one of the extension, and tells something.
+    /// The relation is one of Braid's tables whose rows are messages.
     pub(super) own: Option<OwnTable>,
 }
 
@@ -105,7 +105,7 @@ impl Relations {
             self.book.forget();
             self.forgot = true;
         }
-        // What is allocated on the way is in the scratch memory.
+        // Temporary allocations are in the scratch memory.
         let compiled = scratch.run(|| {
             if !relation.is_publishable() {
                 return None;
@@ -134,7 +134,7 @@ impl Relations {
         sent.number = None;
         let hashed = entry.compiled.as_ref().map(Compiled::hashed);
         if hashed.is_some() && sent.hashed != hashed {
-            // What was forgotten may have had any keys.
+            // A forgotten relation may have had any keys.
             sent.fence |= sent.hashed.is_some() || self.forgot;
             sent.hashed = hashed;
         }

@@ -20,7 +20,7 @@ pub(super) struct RowFilters {
     slot: RowSlot,
 }
 
-/// Which of the three filters.
+/// One of the three filters.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Of {
     Insert,

@@ -1,5 +1,5 @@
-//! What a change of the format `gir` writes: rows, truncates, and what rows of the extension's own
-//! tables tell.
+//! Writes the changes of the format `gir`: rows, truncates, and the messages in rows of the
+//! extension's own tables.
 
 use braid_bgworker::hex;
 use braid_decoder::{OriginPolicy, Outbox, REPLACED_PREFIX, RULE_PREFIX, VERSIONS_PREFIX};
@@ -138,8 +138,8 @@ impl GirStream {
         }
     }
 
-    /// Write the deletion that one of a row of `braid.displacement` tells of, as of the version
-    /// that stands there: the transaction has nothing else. Returns whether something was written.
+    /// Writes the deletion that a deleted row of `braid.displacement` announces, with the version
+    /// in that row: the transaction has nothing else. Returns whether something was written.
     #[cold]
     fn put_displacement(&mut self, change: &Change<'_>) -> bool {
         if change.action != pg_sys::ReorderBufferChangeType::REORDER_BUFFER_CHANGE_DELETE

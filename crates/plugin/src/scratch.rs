@@ -7,8 +7,8 @@ use braid_postgres::decoding::Context;
 use braid_postgres::memory;
 use pgrx::pg_sys;
 
-/// A memory context of a stream. It is kept only in what hangs on the decoding context, with whose
-/// memory it goes.
+/// A memory context of a stream. It is kept only in the state of the decoding context, with whose
+/// memory it is freed.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct StreamMemory(memory::Context);
 
@@ -18,7 +18,7 @@ impl StreamMemory {
         Self(ctx.memory_below(name))
     }
 
-    /// Over a context that is there as long as what uses this.
+    /// Wraps a context that exists as long as the users of this value.
     pub(super) fn over(context: memory::Context) -> Self {
         Self(context)
     }

@@ -18,7 +18,7 @@ fn settings() -> impl Iterator<Item = (&'static CStr, &'static CStr)> {
 #[derive(Debug)]
 pub(super) struct Session(Option<Before>);
 
-/// What has to be undone.
+/// The settings that have to be restored.
 #[derive(Debug)]
 enum Before {
     /// In a transaction (an SQL function): a level of settings, which an error undoes as well.

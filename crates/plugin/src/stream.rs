@@ -29,7 +29,7 @@ use super::transaction::name_outside;
 use super::tuple::Slots;
 use super::version;
 
-/// What a stream knows and has in hand.
+/// The state of a stream.
 pub struct GirStream {
     pub(super) options: Options,
     pub(super) outbox: Outbox,
@@ -42,19 +42,20 @@ pub struct GirStream {
     pub(super) keys: Vec<u64>,
     /// Nothing of this transaction is sent.
     skip: bool,
-    /// The transaction in hand is prepared and may be rolled back while it is decoded, as those in
-    /// segments.
+    /// The current transaction is prepared and may be rolled back while it is decoded, like those
+    /// in segments.
     unsettled: bool,
-    /// The end of the transaction in hand, which was prepared before that was to be told, and is
-    /// sent now that it has committed.
+    /// The end of the current transaction, which was prepared before prepared transactions were to
+    /// be sent, and is sent now that it has committed.
     whole: Option<u64>,
     progress: Progress,
     session: Option<Session>,
     pub(super) held: Held,
-    /// Which rows of other nodes the changes to come have replaced, if the reader wants to know.
+    /// The rows of other nodes that the following changes have replaced, if the reader wants to
+    /// know.
     pub(super) replaced: Option<ReplacedRows>,
-    /// Version of that which the change in hand has replaced, as it is sent: Unix microseconds and
-    /// node. Empty if none is.
+    /// Version of the row that the current change has replaced, as it is sent: Unix microseconds
+    /// and node. Empty if none is.
     pub(super) replaced_now: Vec<u8>,
     /// Writes by tenant of transactions that have not ended.
     pub(super) tally: Tally,
@@ -89,7 +90,7 @@ impl GirStream {
         }
     }
 
-    /// Forget what was made of the change in hand.
+    /// Forgets the memory of the current change.
     fn clear_change(&mut self) {
         self.tools.scratch.reset();
     }
@@ -114,7 +115,7 @@ impl GirStream {
         self.progress.note(ctx, written);
     }
 
-    /// The transaction in hand may be rolled back while it is decoded.
+    /// The current transaction may be rolled back while it is decoded.
     #[inline]
     pub(super) fn may_be_rolled_back(&self) -> bool {
         self.outbox.in_segment() || self.unsettled
@@ -159,8 +160,8 @@ impl GirStream {
         }
     }
 
-    /// Whether a change is none of the reader's. What a transaction is as a whole its commit says;
-    /// of one that still runs each change says itself where it comes from.
+    /// Whether the reader does not get a change. For a committed transaction, its commit decides
+    /// for all changes. In an in-progress transaction, each change has its own origin.
     #[inline]
     fn leaves_out(&mut self, author: Author) -> bool {
         if !self.outbox.in_segment() {
@@ -354,8 +355,8 @@ impl Format for GirStream {
         } else {
             self.tally.commit_parts(txn.id(), txn.final_lsn);
         }
-        // What was sent whole a moment ago needs no end, and of what has changed nothing that is
-        // decoded PostgreSQL shows no beginning.
+        // A transaction that was sent whole a moment ago needs no end. PostgreSQL calls no begin
+        // for a transaction without decoded changes.
         let sent_whole = self.whole.take() == Some(txn.end_lsn);
         let mut sent = false;
         if !sent_whole && !txn.base_snapshot.is_null() {

@@ -179,10 +179,10 @@ pub(super) fn varlena_len(bytes: &[u8]) -> Option<usize> {
     usize::try_from(header >> 2).ok().filter(|len| *len >= 4)
 }
 
-/// What a varlena's bytes are.
+/// The kind of a varlena's bytes.
 #[derive(Debug)]
 pub(super) enum Varlena<'v> {
-    /// Its content, in place.
+    /// The varlena's content, in place.
     Plain(&'v [u8]),
     /// A pointer to another varlena in memory.
     Indirect(*const u8),

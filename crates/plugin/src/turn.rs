@@ -48,7 +48,7 @@ static CONTEXT: AtomicPtr<pg_sys::LogicalDecodingContext> = AtomicPtr::new(std::
 /// A record is being read or decoded.
 static BUSY: AtomicBool = AtomicBool::new(false);
 
-/// What a stream has replaced.
+/// The functions that a stream has replaced.
 #[derive(Debug, Default)]
 pub(super) struct Turn {
     pages: PageRead,
@@ -136,7 +136,8 @@ in_place! {
     /// Nothing is flushed that would be taken for a part of a message.
     fn flush() -> c_int = original_flush, bulk::is_begun().then_some(0);
 
-    /// As above. The original one for what is put without waiting comes here too.
+    /// Nothing is sent that would be taken for a part of a message. PostgreSQL's function for
+    /// messages that are put without waiting calls this one too.
     fn put_message(kind: c_char, body: *const c_char, length: usize) -> c_int = original_putmessage,
         bulk::is_begun().then_some(0);
 
@@ -175,12 +176,12 @@ fn is_pending() -> bool {
         || (!flushes_wait() && Client::of_process().is_some_and(Client::is_send_pending))
 }
 
-/// Whether another record leaves [`MARGIN`] before `end`, the end of what there is to read. (One
-/// that is larger than that is waited for here, if its end is not there: that is the original page
-/// read's, which does what the loop does meanwhile.)
+/// Whether another record leaves [`MARGIN`] before `end`, the end of the readable WAL. A record
+/// that is larger than the margin is waited for, if its end is missing: the original page read does
+/// that, and does the loop's work meanwhile.
 fn leaves_enough(ctx: Context<'_>, end: pg_sys::XLogRecPtr) -> bool {
     let come = ctx.reader().map_or(0, |reader| reader.EndRecPtr);
-    // 0: the reader was not told yet where to begin.
+    // 0: the reader has no start position yet.
     come != 0 && come.saturating_add(MARGIN) < end
 }
 
@@ -191,8 +192,8 @@ fn read_on() {
         return;
     }
     // SAFETY: the context of a stream that has not ended. No record of it is being read or decoded,
-    // and its reader was told where to begin, as more is left than enough: this is what the loop
-    // does, at a place where it does it too.
+    // and its reader has a start position, as more is left than enough. The loop does the same, at
+    // a place where it does it too.
     unsafe {
         let ctx = Context::from_ptr(raw);
         let end = wal::readable_end();
@@ -205,10 +206,11 @@ fn read_on() {
 /// Read and decode records for some time, up to near `end`.
 ///
 /// # Safety
-/// The context's reader was told where to begin, and no record of it is being read or decoded.
+/// The context's reader has a start position, and no record of it is being read or decoded.
 unsafe fn read_records(ctx: Context<'_>, end: pg_sys::XLogRecPtr) {
     let began = Instant::now();
-    // SAFETY: as the caller says: this is what the loop does, at a place where it does it too.
+    // SAFETY: the caller guarantees the reader's state. PostgreSQL's loop makes the same calls at
+    // the same place.
     unsafe {
         let reader = (*ctx.as_ptr()).reader;
         loop {

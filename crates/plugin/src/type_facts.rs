@@ -1,4 +1,4 @@
-//! What a type's catalog row says, as far as encoders want to know.
+//! A type's catalog row, as far as encoders need it.
 
 use braid_postgres::encoding;
 use braid_postgres::syscache::{self, TypeRow, utf8_or_empty};

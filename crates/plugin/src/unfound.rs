@@ -8,9 +8,9 @@ use super::displacement::tuple_of;
 use super::format::Change;
 use super::own_table::columns;
 
-/// What is passed on.
+/// A deletion or truncate that is passed on.
 pub(super) enum Unfound {
-    /// A row of a table was deleted. At least its key is there.
+    /// A row of a table was deleted. At least its key is known.
     Deletion(pg_sys::Oid, OwnTuple),
     /// Tables were truncated.
     Truncate {
@@ -19,7 +19,7 @@ pub(super) enum Unfound {
     },
 }
 
-/// Reads the new row. `None` when it is not one of ours after all. What is allocated is in the
+/// Reads the new row. Returns `None` if the table is not Braid's after all. Copies are in the
 /// current memory context.
 pub(super) fn read(change: &Change<'_>) -> Option<Unfound> {
     let [relations, row, restart_identity] = columns(change.new_values())?;

@@ -1,13 +1,13 @@
 //! The version of a transaction that is about to be decoded, where that is not the time of its
 //! commit (`braid_node::local_version`).
 //!
-//! It stands in a row that the transaction wrote as the last thing that it did. The table can't be
-//! asked under a historic snapshot: a table of a user's is where it was then, and what has
-//! rewritten it since (VACUUM FULL, REINDEX) has removed its files. So the row is taken from the
-//! changes that the reorder buffer has in hand. Only where they are not all in memory any more, or
-//! the table was rewritten while the transaction ran, the historic snapshot is put aside, with all
-//! that is cached under it. So it is for a transaction that was prepared: its row was written by
-//! another one, which committed just before COMMIT PREPARED.
+//! A row that the transaction wrote last has the version. The table can't be read under a historic
+//! snapshot: a user table is where it was then, and a rewrite since (VACUUM FULL, REINDEX) has
+//! removed its files. So the row is taken from the changes in the reorder buffer. In three cases
+//! the historic snapshot is replaced for a moment, with all that is cached under it: if the changes
+//! are not all in memory any more, if the table was rewritten while the transaction ran, and if the
+//! transaction was prepared. In the last case another transaction wrote the row, and committed just
+//! before COMMIT PREPARED.
 
 use braid_node::local_version;
 use braid_postgres::decoding::{Context, Transaction, Tuple};
@@ -43,7 +43,7 @@ pub(super) fn written_down(txn: Transaction<'_>) -> Option<i64> {
     if plain::HistoricSnapshotActive() {
         return outside_of_history(|| local_version::of(txn.xid));
     }
-    // What is cached is from history all the same.
+    // The caches are from history nevertheless.
     plain::InvalidateSystemCaches();
     let version = in_transaction(|| local_version::of(txn.xid));
     plain::InvalidateSystemCaches();
@@ -87,7 +87,7 @@ fn in_memory(txn: Transaction<'_>) -> Found {
     found
 }
 
-/// What stands in a tuple of two bigints beside the transaction's id.
+/// The other value of a tuple of two bigints, of which one is the transaction's id.
 fn version_in(tuple: Tuple<'_>, xid: i64) -> Option<i64> {
     const COLUMNS: u16 = 2;
     let header = tuple.header();
@@ -113,9 +113,9 @@ fn file_of_table() -> Option<u32> {
 /// Do something under what is true now.
 /// In a transaction with a historic snapshot. No snapshot of a transaction is taken by `work`.
 fn outside_of_history<T>(work: impl FnOnce() -> T) -> T {
-    // SAFETY: with a historic snapshot, which is put back. What catalogs were seen to say is
-    // forgotten with either snapshot, as the reorder buffer does it. An error ends the decoding,
-    // which tears the historic snapshot down by itself.
+    // SAFETY: with a historic snapshot, which is restored. The caches are emptied with either
+    // snapshot, as the reorder buffer does it. An error ends the decoding, which tears the historic
+    // snapshot down by itself.
     unsafe {
         // Not GetTransactionSnapshot, which asserts that the transaction has no other: a SQL
         // function's has.

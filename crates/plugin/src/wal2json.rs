@@ -40,7 +40,7 @@ pub(super) struct Wal2Json {
     tools: Tools,
     old: Slots,
     new: Slots,
-    /// Something of the transaction in hand was written.
+    /// Something of the current transaction was written.
     sent: bool,
     progress: Progress,
     /// Parent of every memory context of the format.
@@ -76,7 +76,7 @@ impl Wal2Json {
         self.options.version == Version::One && !self.options.chunks
     }
 
-    /// What was appended since the last time is whole.
+    /// Ends a piece: the bytes appended since the last call are whole.
     fn finish_piece(&mut self, ctx: Context<'_>) {
         self.sent = true;
         if self.gathers() {
@@ -118,7 +118,7 @@ impl Wal2Json {
             context,
             ..
         } = self;
-        // What is allocated on the way is in the scratch memory.
+        // Temporary allocations are in the scratch memory.
         let table = tools.scratch.run(|| {
             let names = selection.publications.as_ref();
             let publications = names.map(|names| relations.publications(names));
@@ -286,7 +286,7 @@ impl Image for Columns<'_> {
     }
 }
 
-/// What the document says of a transaction. The text of the time is only made if it is wanted.
+/// The document's description of a transaction. The text of the time is only made if it is wanted.
 fn with_transaction<T>(
     txn: Transaction<'_>,
     wants_time: bool,
