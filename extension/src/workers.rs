@@ -30,7 +30,8 @@ pub extern "C-unwind" fn braid_applier_main(argument: pg_sys::Datum) {
     braid_workers::applier::main(argument);
 }
 
-/// Started by the manager when rows have got values here that the other nodes are not told yet.
+/// Started by the manager if rows have got values on this node that the other nodes have not
+/// received yet.
 #[unsafe(no_mangle)]
 #[pgrx::pg_guard]
 pub extern "C-unwind" fn braid_values_main(argument: pg_sys::Datum) {

@@ -1,4 +1,4 @@
-//! What the workers are doing, from shared memory: the functions under the monitoring views.
+//! The activity of the workers, from shared memory: the functions under the monitoring views.
 //!
 //! Positions and times are returned as the 64-bit numbers that PostgreSQL's pg_lsn and timestamptz
 //! are; the install script declares them as such.
@@ -32,13 +32,13 @@ fn process(pid: i32) -> Option<i32> {
     Some(pid).filter(|pid| *pid > 0)
 }
 
-/// What a process waits for, under our name for it or PostgreSQL's; null when it does not.
+/// The event that a process waits for, by Braid's or PostgreSQL's name; null if it does not wait.
 fn wait(place: &AtomicU32, pid: i32) -> Option<String> {
     if let Some(wait) = Wait::from_u32(place.load(Ordering::Relaxed)) {
         return Some(wait.name().to_string_lossy().into_owned());
     }
-    // SAFETY: the entry of a process is in shared memory for good, whoever has it by now; a number
-    // is read whole, and the names are constants.
+    // SAFETY: the entry of a process stays in shared memory, even if another process has it by now;
+    // a number is read whole, and the names are constants.
     unsafe {
         let process = pg_sys::BackendPidGetProc(pid);
         if process.is_null() {
@@ -50,8 +50,8 @@ fn wait(place: &AtomicU32, pid: i32) -> Option<String> {
     }
 }
 
-/// What `read` makes of each entry of this database's subscriptions. An entry that becomes
-/// another's meanwhile is left out.
+/// Returns `read` of each entry of this database's subscriptions. An entry that is claimed for
+/// another subscription meanwhile is left out.
 fn subscriptions<T>(read: impl Fn(i32, &registry::SubscriptionEntry) -> T) -> Vec<T> {
     let database = process::my_database();
     registry::subscriptions()
@@ -296,7 +296,7 @@ fn table_activity() -> TableIterator<
                 count(&entry.copy_rows),
                 count(&entry.copy_bytes),
             );
-            // It may have been given back and become another table's.
+            // The entry may have been released and claimed for another table.
             fence(Ordering::Acquire);
             (key(entry) == (id, relation, of)).then_some(row)
         })

@@ -73,8 +73,8 @@ fn chosen<T: Value>(option: &str, given: Option<Text>) -> Outcome<Option<T>> {
     text(given).map(|text| choice(option, &text)).transpose()
 }
 
-/// That no transaction is committed in part: the rest would come otherwise. The subscription's row
-/// is locked, so none will be until the caller's transaction ends.
+/// Checks that no transaction is committed in part: its rest would arrive differently. The
+/// subscription's row is locked, so none will be until the caller's transaction ends.
 fn check_nothing_half_applied(subscription: &local::Subscription) -> Outcome<()> {
     let name = &subscription.name;
     let outstanding = query(
@@ -95,13 +95,13 @@ fn check_nothing_half_applied(subscription: &local::Subscription) -> Outcome<()>
     )))
 }
 
-/// That it stays whether transactions are prepared here: what is prepared at this moment would come
-/// neither way, or both.
+/// Checks that the option two_phase does not change: transactions that are prepared now would
+/// arrive neither way, or both ways.
 fn check_two_phase(subscription: &local::Subscription, request: &Request) -> Outcome<()> {
     let is_two_phase = subscription.options.two_phase;
     if is_two_phase {
-        // Another slot would send it whole, with its locks held here; another origin might not send
-        // its end.
+        // Another slot would send the transaction whole, while its locks are held on this node;
+        // another origin might not send its end.
         if (request.slot_name.is_some() || request.origin.is_some())
             && let Some(gid) = prepared_for(subscription).first()
         {
@@ -141,8 +141,8 @@ fn alter(name: &str, dsn: Option<&str>, request: &Request, caller: pg_sys::Oid) 
         .map_or(Ok(()), check_slot_name)?;
     local::check_node(local::lock_node())?;
     let mut subscription = local::lock_subscription(name)?;
-    // What it is to be, by what changes and what stays; but it stays whether transactions are
-    // prepared here.
+    // The new options, from the changed and the unchanged ones. Whether transactions are prepared
+    // on this node does not change.
     let mut options = subscription.options.clone();
     options.change(request);
     options.two_phase = subscription.options.two_phase;
@@ -175,10 +175,10 @@ fn alter(name: &str, dsn: Option<&str>, request: &Request, caller: pg_sys::Oid) 
         .detail("Its owner is a superuser, whose rights another connection string could lend to somebody else.")
         .hint("Ask a superuser, or drop the subscription and create one of your own."));
     }
-    // Of a slot that is there and takes the place of one that was still to be created.
+    // The position of an existing slot that replaces one that was still to be created.
     let mut start_lsn = None;
     if dsn.is_some() || request.publications.is_some() || request.slot_name.is_some() {
-        // A new connection string is the caller's; the one that is there is the owner's.
+        // A new connection string is the caller's; the stored one is the owner's.
         let mut provider = match dsn {
             Some(dsn) => Provider::open(dsn, caller)?,
             None => Provider::open(subscription.dsn()?, owner)?,

@@ -1,4 +1,4 @@
-//! What becomes of single columns where a change meets a row.
+//! Rules that merge single columns when a change conflicts with a row.
 
 use std::ffi::CStr;
 
@@ -68,7 +68,7 @@ fn take_column_rule(content: Text, is_required: bool) {
             cell(5).unwrap_or_default(),
         );
         let rule = cell(3).map(parse).transpose()?;
-        // That there is no rule holds for what is not here.
+        // The absence of a rule also holds for a table that does not exist.
         let is_any = rule.is_some();
         let Some(relation) = cell(1) else {
             return missing_table(table, column, node, is_required && is_any);
@@ -81,7 +81,7 @@ fn take_column_rule(content: Text, is_required: bool) {
                 .detail(told_by(node))
                 .hint(format!("Add the column here too, then {GO_ON}")));
         }
-        // What was refused here, and is out of date, need not hold up anything.
+        // A rule that was refused on this node, and is out of date, need not stop anything.
         if cell(7) == Some("t") {
             return Ok(());
         }
@@ -101,7 +101,7 @@ fn take_column_rule(content: Text, is_required: bool) {
     });
 }
 
-/// What to do where a rule of another node can't be set.
+/// The hint if a rule of another node can't be set.
 const GO_ON: &str =
     "run braid.enable_subscription, or braid.retry_parked where the transaction was parked.";
 
@@ -109,8 +109,8 @@ fn told_by(node: &str) -> String {
     format!("Node \"{node}\" has set it on all nodes.")
 }
 
-/// A rule has come for a table that is not here: if that is made later, nothing would say that it
-/// lacks the rule.
+/// A rule has arrived for a table that does not exist: if the table is created later, nothing would
+/// say that it lacks the rule.
 fn missing_table(table: &str, column: &str, node: &str, is_required: bool) -> Outcome<()> {
     if is_required {
         return Err(Failure::state(format!(
@@ -271,13 +271,13 @@ struct Author<'a> {
     /// `None`: now.
     at: Option<&'a str>,
     node: &'a str,
-    /// It was set for all nodes, here or elsewhere.
+    /// The rule was set for all nodes, on this node or another one.
     on_all_nodes: bool,
 }
 
-/// Set a rule, or leave the one that is there, if that is newer. Whether it was set. That there is
-/// none stays as one without a name: rows that a rule has made are still to be known as such, and
-/// where it counts on all nodes it has to be compared.
+/// Sets a rule, unless the existing one is newer. Returns whether it was set. The absence of a rule
+/// is stored as a row without a name: rows that a former rule has merged must still be known as
+/// merged. A rule for all nodes has to be compared with later ones.
 fn set(relation: &str, number: &str, rule: Option<ColumnRule>, author: &Author<'_>) -> bool {
     // Rules of tables that are gone go too: an OID may be used again.
     query(
@@ -306,7 +306,7 @@ fn set(relation: &str, number: &str, rule: Option<ColumnRule>, author: &Author<'
     set.get(0, 0).is_some()
 }
 
-/// Tell the other nodes of a rule that was just set here.
+/// Sends a rule that was just set on this node to the other nodes.
 fn tell(relation: &str, column: &str) {
     let rows = query(
         "select content from braid.rules_for_all_nodes() r where r.relation = $1::oid and r.column_name = $2::name",

@@ -1,5 +1,4 @@
-//! What `braid.compare` and `braid.repair` are made of: procedures, which commit between these
-//! steps.
+//! The steps of `braid.compare` and `braid.repair`: procedures, which commit between these steps.
 
 use std::ffi::CStr;
 use std::num::NonZeroU64;
@@ -58,7 +57,7 @@ fn ends(subscription_name: Option<&CStr>, relation: Option<pg_sys::Oid>) -> Outc
     })
 }
 
-/// That the table is the subscription's, and is copied.
+/// Checks that the table is the subscription's, and is copied.
 fn check_table(subscription: &local::Subscription, relation: u32) -> Outcome<()> {
     let relation = relation.to_string();
     let rows = query(

@@ -1,4 +1,4 @@
-//! What is done about conflicts.
+//! Functions that set how conflicts are resolved.
 
 use braid_bgworker::conflict::Kind;
 use braid_bgworker::resolution::Resolution;
@@ -64,8 +64,8 @@ fn set_conflict_resolution(
     });
 }
 
-/// What comes by a writer that has seen the row is a conflict, too: `Rules::resolve` has nothing
-/// but versions to go by.
+/// Warns if a change by a writer that has seen the row would count as a conflict, too:
+/// `Rules::resolve` only compares versions.
 fn warn_of_differences(kind: Option<Kind>, resolution: Option<Resolution>) {
     let changes = kind.is_none_or(|kind| {
         matches!(
@@ -174,7 +174,7 @@ struct Rule<'a> {
     /// When and at which node it was set; `None`: now.
     set_at: Option<&'a str>,
     set_by: &'a str,
-    /// It was set for all nodes, here or elsewhere.
+    /// The rule was set for all nodes, on this node or another one.
     on_all_nodes: bool,
 }
 
@@ -319,8 +319,8 @@ fn check_function(
     Ok(())
 }
 
-/// Set a rule, or leave the one that is there, if that is newer. Whether it was set. One without a
-/// resolution stays as the word that there is none.
+/// Sets a rule, unless the existing one is newer. Returns whether it was set. A rule without a
+/// resolution stays in the table: it says that there is none.
 fn set(rule: &Rule<'_>) -> bool {
     // Rules of tables that are gone go too: an OID may be used again.
     query(
@@ -352,7 +352,7 @@ fn set(rule: &Rule<'_>) -> bool {
     set.get(0, 0).is_some()
 }
 
-/// Tell the other nodes of a rule that was just set here.
+/// Sends a rule that was just set on this node to the other nodes.
 fn tell(rule: &Rule<'_>) {
     let rows = query(
         "select content from braid.rules_for_all_nodes() r \

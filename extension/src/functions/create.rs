@@ -99,7 +99,7 @@ fn create(
         server::check_for_two_phase()?;
     }
     let node = local::check_node(local::lock_node())?;
-    // Whoever versions a table waits, and then finds the subscription.
+    // A session that versions a table waits, and then finds the subscription.
     query("lock table braid.subscription in row exclusive mode", &[]);
     versions::check_none("subscribe")?;
     let taken = query(

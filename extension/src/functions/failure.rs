@@ -60,7 +60,7 @@ impl Failure {
         Self::new(PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE, message)
     }
 
-    /// 22004: an argument that must be there.
+    /// 22004: a required argument is null.
     #[track_caller]
     pub fn null_argument(argument: &str) -> Self {
         Self::new(
@@ -70,7 +70,7 @@ impl Failure {
         .hint("Give it a value.")
     }
 
-    /// What a provider or the way there reported, as the detail of `message`.
+    /// An error that a provider or the connection to it reported, as the detail of `message`.
     #[track_caller]
     pub fn provider(message: impl Into<String>, error: &libpq::Error) -> Self {
         match error {
@@ -113,7 +113,7 @@ impl Failure {
         Self(Box::new(self.0.set_hint(hint)))
     }
 
-    /// The same, with something more to be said in its detail and its hint.
+    /// Adds a sentence to the detail and to the hint.
     pub fn elsewhere(self, detail: &str, hint: &str) -> Self {
         let join = |have: Option<&str>, more: &str| match have {
             Some(have) => format!("{have} {more}"),
@@ -123,7 +123,7 @@ impl Failure {
         self.detail(detail).hint(hint)
     }
 
-    /// The same, as the detail of a message about something less.
+    /// Turns it into the detail of a warning with another message.
     #[track_caller]
     pub fn into_warning(self, message: impl Into<String>) -> Self {
         let reason = match self.0.detail() {

@@ -1,4 +1,4 @@
-//! What is done about rows whose referenced row is missing.
+//! Functions that set rules for rows whose referenced row is missing.
 
 use std::ffi::CStr;
 

@@ -11,9 +11,9 @@ use super::failure::{Failure, Outcome};
 /// The local node.
 #[derive(Debug, Clone)]
 pub struct LocalNode {
-    /// Its name.
+    /// The node's name.
     pub name: String,
-    /// Its identity, a UUID.
+    /// The node's identity, a UUID.
     pub id: String,
     /// Whether the server and database are still those that the node was created on. They are not
     /// in a database that was restored from a dump or created from a template: that is a copy and
@@ -26,8 +26,8 @@ pub fn find_node() -> Option<LocalNode> {
     find("")
 }
 
-/// The same, its row locked until the transaction ends, so that commands that create and drop nodes
-/// and subscriptions come one after the other.
+/// The local node, its row locked until the transaction ends, so that commands that create and drop
+/// nodes and subscriptions run one after the other.
 pub fn lock_node() -> Option<LocalNode> {
     find("for update of n")
 }
@@ -54,7 +54,7 @@ pub fn require_node() -> Outcome<LocalNode> {
     check_node(find_node())
 }
 
-/// That a node was found and is itself.
+/// Checks that a node was found, and that its server and database are the node's own.
 pub fn check_node(node: Option<LocalNode>) -> Outcome<LocalNode> {
     let Some(node) = node else {
         return Err(Failure::state("this database is not a node")
@@ -85,7 +85,8 @@ pub struct Subscription {
     pub provider_name: String,
     /// Identity of the provider's node.
     pub provider_id: String,
-    /// The slot is there, or a worker has tried to create it: it is this subscription's to drop.
+    /// The slot exists, or a worker has tried to create it: it belongs to this subscription, which
+    /// may drop it.
     pub has_slot: bool,
     /// The slot is still to be created.
     pub awaits_slot: bool,
@@ -93,7 +94,7 @@ pub struct Subscription {
     pub error_lsn: Option<String>,
     /// Owner, a role's number.
     pub owner: u32,
-    /// What it was created with, or changed to.
+    /// The subscription's options, as created or last changed.
     pub options: Options,
 }
 

@@ -8,7 +8,7 @@ use pgrx::PgSqlErrorCode;
 use super::failure::{Failure, Outcome};
 use super::text;
 
-/// That no two options exclude each other.
+/// Checks that no two options exclude each other.
 pub fn check_together(options: &Options) -> Outcome<()> {
     options.exclusion().map_or(Ok(()), |found| {
         Err(Failure::parameter(found.message).hint(found.hint))
@@ -34,7 +34,7 @@ pub fn limit(split_transactions_above: Option<i32>) -> Outcome<Option<u32>> {
         })
 }
 
-/// That each publication is named once, and one at least.
+/// Checks that at least one publication is named, and each only once.
 pub fn check_publication_names(names: &[String]) -> Outcome<()> {
     let hint = "Name the publications as an array, like '{braid}'.";
     if names.is_empty() || names.iter().any(String::is_empty) {
@@ -51,7 +51,7 @@ pub fn check_publication_names(names: &[String]) -> Outcome<()> {
     Err(Failure::duplicate("a publication is named twice").hint(hint))
 }
 
-/// That PostgreSQL takes the name for a slot.
+/// Checks that PostgreSQL accepts the name for a slot.
 pub fn check_slot_name(name: &str) -> Outcome<()> {
     let valid = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
     if !name.is_empty() && name.len() < 64 && name.bytes().all(valid) {

@@ -22,9 +22,9 @@ static AT_END: Once = Once::new();
 /// braid.read_as_owner("relation" oid) returns boolean
 ///
 /// Has the rest of the transaction, or of the savepoint until it is rolled back, run with the
-/// rights of a table's owner, confined to these. Whoever plans a query of a table runs code of its
+/// rights of a table's owner, confined to these. Planning a query of a table runs code of its
 /// owner, who could take the rights of the role that connects. Returns false, and changes nothing,
-/// where that role has no more rights than the owner allows for, or where policies bind it.
+/// if that role has no more rights than the owner, or if policies bind it.
 #[pg_extern(sql = false)]
 fn read_as_owner(relation: pg_sys::Oid) -> bool {
     match as_owner(relation) {
@@ -43,7 +43,7 @@ fn as_owner(relation: pg_sys::Oid) -> Result<bool, Failure> {
         )
         .hint("Give the role in the connection string the REPLICATION attribute."));
     }
-    // What the owner could do is then no more than to read.
+    // Then the owner's code can only read.
     if !transaction::is_read_only() {
         return Err(Failure::new(
             PgSqlErrorCode::ERRCODE_ACTIVE_SQL_TRANSACTION,

@@ -1,9 +1,8 @@
-//! What is done about parked transactions: another attempt, giving one up, and a look at what is in
-//! it.
+//! Functions for parked transactions: retry one, give one up, and show its contents.
 //!
-//! Another attempt is made by an applier: a function can't commit, and each transaction is to be
-//! committed by itself, as its source's. So the request goes through shared memory, and the session
-//! waits for the answer.
+//! An applier makes the attempt: a function can't commit, and each transaction must be committed by
+//! itself, with the origin and position of its source. So the request goes through shared memory,
+//! and the session waits for the answer.
 
 use std::ffi::CStr;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! What the functions look at and check on a provider, before a transaction here changes anything.
-//! Reads only.
+//! Reads and checks a provider before a local transaction changes anything. Changes nothing on the
+//! provider.
 
 use braid_bgworker::sqlstate::SqlState;
 use braid_bgworker::subscription_option::array_literal;
@@ -42,7 +42,7 @@ const SLOT_PATIENCE: Duration = Duration::from_secs(3);
 
 /// A published column.
 pub struct PublishedColumn {
-    /// Its name.
+    /// The column's name.
     pub name: String,
     /// Part of the primary key, or of a replica identity that is an index.
     pub is_key: bool,
@@ -154,7 +154,8 @@ impl Provider {
         self.connection.server_version()
     }
 
-    /// That it is another node than this one, and the node that it is known as here.
+    /// Checks that the provider is another node than this one, and the node that this one knows by
+    /// that name.
     pub fn check_identity(&self, local: &LocalNode) -> Outcome<()> {
         if self.id == local.id {
             return Err(Failure::parameter("a node cannot subscribe to itself")
@@ -196,7 +197,7 @@ impl Provider {
         Ok(())
     }
 
-    /// That it still is the provider of a subscription.
+    /// Checks that it still is the provider of a subscription.
     pub fn check_is(&self, subscription: &Subscription) -> Outcome<()> {
         if self.id == subscription.provider_id {
             return Ok(());
@@ -209,9 +210,9 @@ impl Provider {
         .hint("Correct the connection string with braid.alter_subscription, or drop the subscription and create it anew."))
     }
 
-    /// Remember the node here.
+    /// Stores the node in the local catalog.
     pub fn record(&self, dsn: &str) -> Outcome<()> {
-        // The local node's row is locked, so nobody else inserts here; ON CONFLICT is not for
+        // The local node's row is locked, so no other session inserts; ON CONFLICT is not for
         // tables that a decoder reads.
         let connection = connection_string::store(dsn)?;
         let known = [
@@ -242,7 +243,7 @@ impl Provider {
         Ok(())
     }
 
-    /// Settings, room and permission that a subscription needs there.
+    /// Checks the settings, room and permission that a subscription needs at the provider.
     pub fn check_server(&mut self, needs_slot: bool) -> Outcome<()> {
         let rows = self.query(
             "select wal_level, output_plugin_libraries, output_plugin_allowed, free_slots, free_walsenders, \
@@ -296,7 +297,7 @@ impl Provider {
         Ok(())
     }
 
-    /// That all publications exist there.
+    /// Checks that all publications exist at the provider.
     pub fn check_publications(&mut self, publications: &[String]) -> Outcome<()> {
         let rows = self.query(&format!(
             "select pubname from pg_publication where pubname = any ({}::name[])",
@@ -455,14 +456,15 @@ impl Provider {
         })
     }
 
-    /// Names of all slots there.
+    /// Names of all slots of the provider.
     pub fn slot_names(&mut self) -> Outcome<Vec<String>> {
         Ok(local::column(
             &self.query("select slot_name from pg_replication_slots")?,
         ))
     }
 
-    /// A slot by name, which must be there, be one that Braid can read, and be read by nobody else.
+    /// A slot of the provider by name. It must exist, be one that Braid can read, and have no other
+    /// reader.
     pub fn require_slot(&mut self, name: &str) -> Outcome<Slot> {
         let deadline = Instant::now() + SLOT_PATIENCE;
         loop {

@@ -1,5 +1,5 @@
-//! What Braid needs of the server it runs in, as far as it can be known when a node or a
-//! subscription is created.
+//! Checks what Braid needs of its server, as far as it can be known when a node or a subscription
+//! is created.
 
 use braid_bgworker::sql_text::quote_literal;
 use braid_node::registry;
@@ -9,7 +9,7 @@ use pgrx::PgSqlErrorCode;
 use super::failure::{Failure, Outcome};
 use super::{in_recovery, local, on_standby};
 
-/// What a node needs, which peers subscribe to.
+/// Checks the needs of a node to which peers subscribe.
 pub fn check_for_node() -> Outcome<()> {
     let has_setting = |name: &str, wanted: &str| local::setting(name).as_deref() == Some(wanted);
     // Since 19 a server with `replica` raises its level by itself as long as it has a logical slot.
@@ -48,7 +48,8 @@ pub fn check_for_node() -> Outcome<()> {
     Ok(())
 }
 
-/// What any work here needs; a node's server can have been started with other settings since.
+/// Checks the needs of any local work: since the node was created, its server may have been started
+/// with other settings.
 pub fn check_for_subscription() -> Outcome<()> {
     if in_recovery() {
         return Err(on_standby());
@@ -62,7 +63,7 @@ pub fn check_for_subscription() -> Outcome<()> {
     Ok(())
 }
 
-/// What a subscription needs that prepares transactions.
+/// Checks the needs of a subscription that prepares transactions.
 pub fn check_for_two_phase() -> Outcome<()> {
     if local::number_setting("max_prepared_transactions", 0) > 0 {
         return Ok(());
@@ -74,7 +75,8 @@ pub fn check_for_two_phase() -> Outcome<()> {
     )
 }
 
-/// That the server was started with the library: else no worker ever looks at the catalog.
+/// Checks that the server was started with the library: otherwise no worker ever looks at the
+/// catalog.
 pub fn check_workers_run() -> Outcome<()> {
     if registry::is_preloaded() {
         return Ok(());
@@ -123,16 +125,16 @@ fn elements(list: &str) -> Vec<String> {
         .collect()
 }
 
-/// What a subscription's processes depend on.
+/// The facts that decide how many processes a subscription has.
 pub struct Workers {
-    /// It has one applier.
+    /// The subscription has one applier.
     pub is_serial: bool,
     /// Tables are copied first.
     pub copy_data: bool,
 }
 
-/// That one more subscription fits into what this server has set aside; its workers too, if it is
-/// to start now.
+/// Checks that one more subscription fits into this server's limits; its workers too, if it is to
+/// start now.
 pub fn check_room(workers: Option<Workers>) -> Outcome<()> {
     let counts = query(
         "select count(*), count(*) filter (where s.enabled), count(*) filter (where s.enabled and s.apply_mode = 'serial'), \

@@ -1,4 +1,4 @@
-//! Which replication slot a new subscription reads.
+//! Chooses the replication slot that a new subscription reads.
 
 use braid_bgworker::slot_name;
 use braid_postgres::catalog::query;
@@ -7,11 +7,11 @@ use super::failure::{Failure, Outcome};
 use super::local::{self, LocalNode};
 use super::provider::Provider;
 
-/// The slot that a new subscription is to read, and from where if it is there already.
+/// The slot that a new subscription is to read, and its position if it exists already.
 pub struct ChosenSlot {
-    /// Its name.
+    /// The slot's name.
     pub name: String,
-    /// From where it sends; none for one that is still to be created.
+    /// The position from which it sends; none for a slot that is still to be created.
     pub start_lsn: Option<String>,
 }
 

@@ -1,5 +1,5 @@
-//! Enabling, disabling, renaming and dropping subscriptions, and skipping what cannot be applied.
-//! What is done here takes effect at commit.
+//! Enabling, disabling, renaming and dropping subscriptions, and skipping transactions that cannot
+//! be applied. Changes take effect at commit.
 
 use std::cell::RefCell;
 use std::ffi::CStr;
@@ -200,7 +200,7 @@ fn set_owner(subscription: &local::Subscription, role: &str, caller: pg_sys::Oid
     }
     let new = pg_sys::Oid::from_u32(owner);
     if !is_superuser(new) {
-        // Whose connections have to use a password.
+        // Connections of such an owner have to use a password.
         provider::connect(subscription.dsn()?, new)?;
     }
     query(
@@ -262,7 +262,7 @@ fn drop(name: &str, drop_slot: bool) -> Outcome<()> {
             subscription.provider_name
         ));
     } else if drop_slot {
-        // One that no worker has tried to create is not there, or is somebody else's.
+        // A slot that no worker has tried to create does not exist, or belongs to somebody else.
         if subscription.has_slot {
             leave_slot_to_manager(&subscription);
         }
@@ -294,7 +294,7 @@ pub fn prepared_for(subscription: &local::Subscription) -> Vec<String> {
     ))
 }
 
-/// What is prepared here stays, as nobody knows what becomes of it.
+/// Prepared transactions stay prepared, as their outcome is not known.
 fn warn_of_prepared(subscription: &local::Subscription) {
     let gids = prepared_for(subscription);
     if gids.is_empty() {
@@ -324,7 +324,8 @@ pub fn leave_slot_to_manager(subscription: &local::Subscription) {
          on conflict (slot_name, provider_name) do update set connection_id = excluded.connection_id, provider_id = excluded.provider_id, attempts = 0, last_error = null",
         &[Some(slot), Some(&subscription.id), Some(provider)],
     );
-    // Whoever drops the subscription need not be who created it: the owner is who connects.
+    // The role that drops the subscription need not be the one that created it: the connection is
+    // the owner's.
     let owner = pg_sys::Oid::from_u32(subscription.owner);
     let connected = subscription.dsn().and_then(|dsn| reach(dsn, owner));
     if let Err(failure) = connected {

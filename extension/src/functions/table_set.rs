@@ -1,4 +1,4 @@
-//! Which tables a subscription has: their counterparts here, and keeping braid.subscription_table
+//! The tables of a subscription: finds their local counterparts, and keeps braid.subscription_table
 //! in step with the publications.
 
 use std::collections::{BTreeMap, HashSet};
@@ -20,7 +20,7 @@ use super::{required, required_name, routing, run, wake_manager};
 
 /// A local table that changes are to be applied to.
 pub struct Target {
-    /// Its number as text.
+    /// The table's OID as text.
     pub oid: String,
     /// Schema-qualified and quoted.
     pub qualified: String,
@@ -165,9 +165,9 @@ fn shown_name(relation: &str) -> Outcome<(String, String)> {
     }
 }
 
-/// The local counterparts of published tables. They must all be there, with all columns; to be
-/// copied into, they must be empty. With `ignores`, missing columns are left out, unless a rule of
-/// the table says otherwise.
+/// The local counterparts of published tables. They must all exist, with all columns; to be copied
+/// into, they must be empty. With `ignores`, missing columns are left out, unless a rule of the
+/// table forbids that.
 pub fn find_targets(
     published: &PublishedTables,
     to_copy: bool,
@@ -393,7 +393,8 @@ pub fn refresh(
         .into_iter()
         .map(|target| target.oid)
         .collect();
-    // Copied or not, whoever asks has seen to the tables that have the names of former ones.
+    // With or without a copy, the caller has made sure of the tables that have the names of former
+    // ones.
     query(
         "update braid.subscription_table t set schema_name = n.nspname, table_name = c.relname, replaced_by = null, \
                 copy_error = case when t.replaced_by is null then t.copy_error end, copy_error_hint = case when t.replaced_by is null then t.copy_error_hint end, \
@@ -443,7 +444,7 @@ fn is_routed((schema, table): &(String, String)) -> bool {
         .is_some_and(|relation| routing_guard::is_routed(oid(relation)))
 }
 
-/// Take a table out of a subscription. What still comes for it is left out.
+/// Removes a table from a subscription. Its later changes are left out.
 fn remove(subscription_id: &str, relation: &str) {
     query(
         "with gone as ( \

@@ -55,7 +55,7 @@ fn version_table(relation: Option<pg_sys::Oid>) {
             ask(Command::VersionTable { table })?;
             return wait_for_phase(relation, "phase = 1");
         }
-        // Those who write it end first, and nobody writes it until it is versioned.
+        // Current writers of the table end first, and no session writes it until it is versioned.
         lock(relation);
         check_database(relation)?;
         ask(Command::VersionTable { table })?;
@@ -224,7 +224,7 @@ fn check_table(relation: pg_sys::Oid) -> Outcome<TableName> {
 
 /// Checks that nothing in this database would write the table without regard to its order.
 fn check_database(relation: pg_sys::Oid) -> Outcome<()> {
-    // Whoever subscribes waits, and then finds the table versioned.
+    // A session that subscribes waits, and then finds the table versioned.
     query("lock table braid.subscription in share mode", &[]);
     let subscriptions = query(
         "select s.subscription_name, s.on_error from braid.subscription s order by s.on_error <> 'park', s.subscription_name",

@@ -14,9 +14,9 @@ use super::{in_recovery, local, on_standby, required_name, run, server};
 /// How often the catalog is looked at.
 const POLL: Duration = Duration::from_millis(50);
 
-/// What a look at the catalog found.
+/// The result of a look at the catalog.
 pub enum Progress {
-    /// What was waited for is so.
+    /// The awaited state is reached.
     Reached,
     /// Not yet; a sentence that says what is missing.
     Waiting(String),
@@ -86,7 +86,7 @@ fn duration(interval: Interval) -> Outcome<Duration> {
     ))
 }
 
-/// That a subscription which is waited for can get there by itself.
+/// Checks that a subscription can reach the awaited state by itself.
 pub fn check_running(name: &str, enabled: Option<&str>, error: Option<&str>) -> Outcome<()> {
     server::check_workers_run()?;
     if let Some(error) = error {

@@ -177,7 +177,7 @@ fn become_member(
     Ok(())
 }
 
-/// That the database has what the mode says.
+/// Checks that the database has the contents that the mode asks for.
 fn check_contents(mode: &str) -> Outcome<()> {
     let tables = "select c.oid::regclass::text, c.oid from pg_class c join pg_namespace n on n.oid = c.relnamespace \
                    where c.relkind in ('r', 'p') and n.nspname not in ('pg_catalog', 'information_schema', 'braid') \
@@ -201,7 +201,7 @@ fn check_contents(mode: &str) -> Outcome<()> {
                     continue;
                 };
                 let question = format!("select 1 from only {table} limit 1");
-                // Its copy locks the table, and checks again.
+                // The copy of the table locks it, and checks again.
                 if !glance(Rights::OwnerOf(oid.into()), &question).is_empty() {
                     return Err(Failure::state(format!("table {table} has rows"))
                         .detail("They would not reach the other nodes, and the rows that are copied would meet them.")
@@ -254,7 +254,8 @@ fn check_both(member_dsn: &str, mode: &str) -> Outcome<()> {
         )))
 }
 
-/// The members as another one told: until the group's log has come.
+/// Stores the members as another member has sent them: they count until the group's log has
+/// arrived.
 fn store_contacts(contacts: &Rows) -> Outcome<()> {
     for row in contacts.iter() {
         let text = |index: usize| row.get(index).cloned().flatten();

@@ -39,7 +39,7 @@ use super::local::Subscription;
 /// How long a function waits for the group to agree.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-/// That the caller may create, join and leave groups.
+/// Checks that the caller may create, join and leave groups.
 pub fn check_rights(caller: pg_sys::Oid) -> Outcome<()> {
     if is_superuser(caller) {
         return Ok(());
@@ -127,7 +127,7 @@ pub fn ask(command: Command) -> Outcome<Vec<u64>> {
     Ok(request::ask(command, PATIENCE)?)
 }
 
-/// That this member still takes part, and has joined.
+/// Checks that this member still takes part, and has joined.
 pub fn check_goes_on() -> Outcome<()> {
     let found = query(
         "select s.stopped, s.stopped_hint, exists (select from braid.join_step where done_at is null) from braid.group_self s",
@@ -143,7 +143,7 @@ pub fn check_goes_on() -> Outcome<()> {
     Ok(())
 }
 
-/// That a subscription is none of those by which this member follows another one.
+/// Checks that a subscription is none of those by which this member follows another one.
 pub fn check_not_needed(subscription: &Subscription) -> Outcome<()> {
     let found = query(
         "select m.node_name, s.group_name \
@@ -168,8 +168,8 @@ pub fn check_not_needed(subscription: &Subscription) -> Outcome<()> {
     .hint("Leave the group with braid.leave_group(), or remove that node with braid.remove_node."))
 }
 
-/// That a subscription is none of those by which this node followed members of a group that it has
-/// forgotten.
+/// Checks that a subscription is none of those by which this node followed members of a group that
+/// it has forgotten.
 pub fn check_no_former_member(subscription: &Subscription) -> Outcome<()> {
     let found = query(
         "select 1 from braid.subscription where subscription_id = $1::integer and former_member",

@@ -24,7 +24,7 @@ fn group_receive(messages: Option<pgrx::Array<'_, &[u8]>>) {
         check_peer(caller)?;
         for message in messages.iter().flat_map(pgrx::Array::iter).flatten() {
             if message.len() <= mailbox::MESSAGE_LIMIT {
-                // One that finds no room is lost, as on any way: it is sent again.
+                // A message that finds no room is lost, as on any network: it is sent again.
                 mailbox::deliver(message)?;
             } else {
                 let next = query(
@@ -59,7 +59,7 @@ fn version_receive(messages: Option<pgrx::Array<'_, &[u8]>>) {
     });
 }
 
-/// That the caller is a role by which nodes connect.
+/// Checks that the caller is a role by which nodes connect.
 pub fn check_peer(caller: pg_sys::Oid) -> Outcome<()> {
     let role = caller.to_u32().to_string();
     let may = query(
@@ -229,7 +229,8 @@ fn group_hold(member: Option<i64>, for_member: Option<i64>) -> Text {
             .detail("What was deleted since then is not remembered for its sake.")
             .hint("Remove it with braid.remove_node, and have it join again when it is back."));
         }
-        // What was deleted before this node joined it knows by its own copy, and can't pass on.
+        // This node knows deletions from before its join only by its own copy, and can't pass them
+        // on.
         if is(8) {
             return Err(Failure::state(format!(
                 "this node itself has joined while node \"{name}\" was away"

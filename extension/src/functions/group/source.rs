@@ -150,8 +150,8 @@ pub(super) fn check_elsewhere(member_dsn: &str) -> Outcome<()> {
     )
 }
 
-/// Checks that a database which is to become a member can be reached from this one, a member, by
-/// its connection string: an address such as localhost leads to another server from here.
+/// Checks that this node, a member, can reach a database which is to become a member by its
+/// connection string: an address such as localhost would lead to another server.
 pub fn check_reached(new: &NewMember) -> Outcome<()> {
     let name = &new.name;
     let facts = facts(new.connection.expose()).map_err(|error| {
@@ -184,7 +184,7 @@ fn facts(dsn: &str) -> libpq::Result<Rows> {
     Connection::open_within(dsn, "braid", Mode::Sql, PATIENCE)?.query(FACTS)
 }
 
-/// Checks that no subscription to a member is there, which the join would take for one of its own.
+/// Checks that no subscription to a member exists, which the join would take for one of its own.
 fn check_subscriptions(contacts: &Rows, mode: &str) -> Outcome<()> {
     let members: Vec<String> = contacts
         .iter()
@@ -246,8 +246,8 @@ fn open(contacts: &Rows, source: &Provider, caller: pg_sys::Oid) -> Outcome<Prov
     Ok(member)
 }
 
-/// Checks that each text of the member can be stored here. That holds within one encoding, and for
-/// a database in UTF8.
+/// Checks that each text of the member can be stored on this node. That holds within one encoding,
+/// and for a database in UTF8.
 fn check_encoding(member: &mut Provider) -> Outcome<()> {
     let there = member.ask("select pg_catalog.current_setting('server_encoding')")?;
     let there = there.get(0, 0).unwrap_or_default().to_owned();
@@ -286,8 +286,8 @@ fn check_encoding(member: &mut Provider) -> Outcome<()> {
     }))
 }
 
-/// Checks that the group's publications are there and can be made here, and that those which are
-/// here already are the same.
+/// Checks that the group's publications exist and can be created on this node, and that existing
+/// local ones are equal.
 fn check_publications(member: &mut Provider, mode: &str, publications: &[String]) -> Outcome<()> {
     let question = publication::question(&array_literal(publications));
     let there = publication::read(member.ask(&question)?.iter());
@@ -326,7 +326,7 @@ fn check_publications(member: &mut Provider, mode: &str, publications: &[String]
         if mode != "adopt" {
             return Err(failure);
         }
-        // Whoever set the nodes up by hand may have meant it.
+        // An administrator who set the nodes up by hand may have meant it.
         failure
             .into_warning(format!(
                 "publication \"{name}\" differs from that of node \"{}\"",
@@ -337,8 +337,8 @@ fn check_publications(member: &mut Provider, mode: &str, publications: &[String]
     Ok(())
 }
 
-/// Checks that the copy may read each published table of the member, and that a table which is here
-/// already has the shape that it has there.
+/// Checks that the copy may read each published table of the member, and that an existing local
+/// table has the same shape.
 fn check_tables(member: &mut Provider, mode: &str, publications: &[String]) -> Outcome<()> {
     let shape = query("select braid.shape_query()", &[]);
     let shape = shape.get(0, 0).unwrap_or_default();

@@ -138,7 +138,7 @@ fn facts(
     facts
 }
 
-/// What an expression is for.
+/// The purpose of an expression.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Role {
     Tenant,
@@ -177,7 +177,7 @@ fn lacking(message: String) -> PgError {
 /// An open table.
 struct Table<'a> {
     view: RelationRef<'a>,
-    /// Its OID as text.
+    /// The table's OID as text.
     oid: String,
     /// For messages.
     shown: String,
@@ -519,7 +519,7 @@ struct UsedColumn {
     name: String,
     type_name: String,
     collation: Option<String>,
-    /// It is a part of an expression somewhere, not only one by itself.
+    /// The column is a part of an expression somewhere, not only an expression by itself.
     is_inside: bool,
 }
 
@@ -593,7 +593,7 @@ impl Used {
 /// A unique index over columns, of all rows.
 struct UniqueKey {
     name: String,
-    /// It is valid, and not deferrable.
+    /// The key is valid, and not deferrable.
     finds_rows: bool,
     is_primary: bool,
     is_identity: bool,
@@ -603,7 +603,7 @@ struct UniqueKey {
 struct KeyColumn {
     name: String,
     is_deterministic: bool,
-    /// Its operator class is the default one of the type.
+    /// The column's operator class is the default one of the type.
     is_default: bool,
     /// Values that are equal for the index have the same bytes, so expressions over them are equal.
     is_exact: bool,
