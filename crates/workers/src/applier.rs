@@ -126,7 +126,7 @@ fn report(ring: Ring, error: &PgError, lsn: u64, comes_again: bool) {
     process::set_latch(ring.leader().1);
 }
 
-/// After a crash, records the current transaction in the registry.
+/// After a crash of the server, records the current transaction for the case of another one.
 fn note_in_hand(transaction: &Transaction) {
     if crash::is_cautious() {
         let commit_lsn = transaction.commit_lsn();

@@ -1,4 +1,5 @@
 //! Counts of how a subscription's transactions were scheduled, for the view braid.dependency_stats.
+//!
 //! The leader counts for itself and adds what is new now and then; the appliers add once for each
 //! batch. Relaxed atomics.
 

@@ -139,8 +139,7 @@ impl LeadersApplier {
     /// taken it. False: appliers are to be woken for it.
     pub(crate) fn apply(&mut self, group: &Group, sequence: u64) -> bool {
         let ring = group.ring;
-        // A parked transaction may have to come first. `has_parked` also releases keys if nothing
-        // is parked any more.
+        // The transaction may have to follow a parked one. Then it goes to the appliers.
         match error::catch(|| self.applier.has_parked()) {
             Ok(Ok(false)) => {}
             Ok(Ok(true)) => return false,

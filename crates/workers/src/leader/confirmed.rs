@@ -88,7 +88,9 @@ fn held(id: u32) -> Result<Option<u64>, PgError> {
     })
 }
 
-/// Returns the position held back when this process begins to confirm. Later entries do not count.
+/// Returns that limit as of now. It is never lower than when this process began to confirm: no
+/// member has more held back later.
+///
 /// # Errors
 /// Those of PostgreSQL.
 pub(super) fn held_now(id: u32) -> Result<Option<u64>, PgError> {
@@ -183,8 +185,8 @@ pub(super) fn reported(flushed: u64) {
     REPORTED.fetch_max(flushed, Ordering::Relaxed);
 }
 
-/// The process ends: lowers the bound to what was reported. If a lock is taken, it does not wait.
-/// Then the bound stays too high, and detects less.
+/// The process ends: lowers the bound to what was reported. If another session has locked the row,
+/// the bound stays too high, and detects less.
 pub(super) fn settle(id: u32) {
     let reported = REPORTED.swap(0, Ordering::Relaxed);
     // Without the postmaster nobody might let go of the locks that a transaction takes.
