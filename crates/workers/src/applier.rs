@@ -1,6 +1,6 @@
-//! The applier process: takes transactions from the group's ring, applies them, commits them in the
-//! provider's order, or, where the subscription allows it, as soon as what they depend on is
-//! committed.
+//! The applier process: claims transactions from the group's ring, applies them, and commits them
+//! in the provider's order. If the subscription allows it, it commits each as soon as its
+//! dependencies are committed.
 //!
 //! States of the current transaction, all in this process until the last: claimed -> (waits for its
 //! dependencies) -> applied, not committed -> (waits for its turn, if commits follow the provider's
@@ -63,8 +63,8 @@ pub(crate) use start::Arguments;
 pub use start::{main, prepare_settings};
 pub(crate) use taking::{grain, joins};
 
-/// Attempts at a transaction that violates a constraint each time: those that fail for something
-/// that passes by itself, another node that can't be asked, say, do not count.
+/// Attempts at a transaction that violates a constraint each time. Failures that may pass by
+/// themselves, such as a node that can't be asked, do not count.
 const CONFLICT_ATTEMPTS: u32 = 3;
 
 /// After so many attempts at its turn the views show why a transaction is tried again. These take a
@@ -106,13 +106,13 @@ struct Applier {
     parking: Parking,
 }
 
-/// Tell the leader of an error that this process can't deal with.
+/// Reports an error to the leader that this process can't handle.
 fn fail(ring: Ring, error: &PgError, lsn: u64) {
     report(ring, error, lsn, false);
 }
 
-/// Tell the leader of an error; `comes_again`: the transaction is applied in another way once it is
-/// received again.
+/// Reports an error to the leader. `comes_again`: the transaction is applied in another way once it
+/// is received again.
 fn report(ring: Ring, error: &PgError, lsn: u64, comes_again: bool) {
     ring.failure().report(&FailureReport {
         lsn,
@@ -142,7 +142,7 @@ fn note_in_hand(transaction: &Transaction) {
     }
 }
 
-/// An error with what to do about it, where PostgreSQL does not say so, and what was being done.
+/// Adds a hint to an error, if PostgreSQL gives none, and what the applier was doing.
 fn explained(error: PgError, doing: &str) -> PgError {
     error
         .with_hint_of_cause("Then run braid.enable_subscription.")
@@ -235,8 +235,8 @@ impl Applier {
         true
     }
 
-    /// Whether this group puts transactions aside instead of waiting for what they depend on. A
-    /// batch waits, and breaks off before what would have to.
+    /// Whether this group enqueues transactions in wait lists, instead of waiting for their
+    /// dependencies. A batch waits, and ends before a transaction that would have to wait.
     fn puts_aside(&self) -> bool {
         self.relaxed && self.mode == Mode::Single
     }
@@ -383,7 +383,7 @@ impl Applier {
         }
     }
 
-    /// Wait until the commit of what starts with `first` can be noted.
+    /// Waits until the commit of the run that starts with `first` can be recorded.
     fn wait_for_room(&self, first: u64) -> Ready {
         loop {
             let (mark, position) = self.post.ring.mark();
@@ -404,8 +404,8 @@ impl Applier {
         }
     }
 
-    /// Commit what is applied of `run`, whose last transaction ends at `end_lsn`: in the provider's
-    /// order when it is its turn, else now. Returns the end of the commit record.
+    /// Commits the applied part of `run`, whose last transaction ends at `end_lsn`: in the
+    /// provider's order at its turn, else now. Returns the end of the commit record.
     fn commit(&mut self, run: Run, end_lsn: u64) -> Result<u64, Trouble> {
         let mut position = end_lsn;
         let mut applied = None;
@@ -571,7 +571,7 @@ impl Applier {
     }
 
     /// After a failure, a transaction is applied row by row: another session may have inserted a
-    /// row that was not there when it was looked for.
+    /// row that did not exist when it was looked up.
     fn begin_attempt(&mut self, transaction: &Transaction, first: bool) {
         let tried = self.entry.anew.row_by_row.load(Ordering::Relaxed);
         let bulk = first && tried != transaction.commit_lsn();
@@ -593,8 +593,8 @@ impl Applier {
         )
     }
 
-    /// Whether what has failed at its turn is tried again, after so many violations of a
-    /// constraint.
+    /// Whether a transaction that has failed at its turn is tried again, after so many violations
+    /// of a constraint.
     fn is_tried_again(&self, error: &PgError, violations: &mut u32) -> bool {
         match policy::for_apply(error.sqlstate) {
             _ if self.subscription.options.disable_on_error || self.parks_by_lock(error) => false,
@@ -607,9 +607,9 @@ impl Applier {
         }
     }
 
-    /// Whether what has failed may wait for a statement: rows of one node can come before the
-    /// statement of another one that they were written under. `since`: when it has failed so first.
-    /// The transactions behind it hear of it.
+    /// Whether a failed transaction may wait for a statement: rows of one node can arrive before
+    /// another node's statement under which they were written. `since`: when it first failed like
+    /// this. While it waits, the subscription's entry shows that to later transactions.
     fn awaits_statement(&self, error: &PgError, since: &mut Option<Instant>) -> bool {
         let awaits = self.subscription.options.replicate_ddl
             && matches!(
@@ -808,7 +808,8 @@ impl Applier {
         }
         self.origins.use_that_of(begin)?;
         let tables_version = self.entry.tables_version.load(Ordering::Acquire);
-        // Straight from their origin, changes are known to be later than what is here of it.
+        // Changes that come straight from their origin are known to be later than the local changes
+        // of that origin.
         let known = begin.origin.is_empty()
             && self.in_hand.attempt.pieces.is_none()
             && !self.in_hand.attempt.is_rest;

@@ -36,7 +36,7 @@ pub struct Appliers {
     handle: u32,
     ring: Ring,
     entry: &'static SubscriptionEntry,
-    /// By number; those that have been started and have not ended.
+    /// The appliers that have been started and have not ended, by number.
     workers: Vec<Option<worker::Handle>>,
     scaler: Scaler,
     /// Not more: no worker was free for another one.
@@ -174,7 +174,7 @@ impl Appliers {
         false
     }
 
-    /// See what they are doing, and now and then decide how many there are to be.
+    /// Counts the states of the appliers, and from time to time decides on their number.
     pub fn tend(&mut self) {
         let active = self.ring.active_appliers();
         // Counts all appliers, also those that wait while one claims everything (`Ring::takers`).
@@ -237,7 +237,7 @@ impl Appliers {
             decision.from,
             decision.reason
         );
-        // Before any is started: one that finds that it is not to be there ends.
+        // Before any is started: an applier whose number is not among the active ones ends.
         self.ring.set_active_appliers(decision.to);
         if decision.to > decision.from && !self.start_up_to(decision.to) {
             self.cap = self
@@ -259,7 +259,7 @@ impl Appliers {
         self.record(&decision, to, reason);
         self.refused = None;
         self.ring.set_active_appliers(to);
-        // Some have more to take, others are to see that they have nothing to do here any more.
+        // Some have more to claim; the others have to see that they are to end.
         for latch in self.ring.all_appliers().iter() {
             process::set_latch(latch);
         }

@@ -1,17 +1,17 @@
-//! Providers that stay away. Deletions, and versions that commits do not tell, are remembered as
-//! long as older changes may still arrive. A provider that is not heard of would have them kept for
-//! ever; past `braid.peer_away_limit` it is given up. Run by the manager.
+//! Providers that stay away. Deletions, and versions that differ from commit times, are recorded as
+//! long as older changes may still arrive. For a provider that is not reached they would be kept
+//! for ever; past `braid.peer_away_limit` the provider is given up. Run by the manager.
 //!
-//! Its subscription stops before anything is forgotten: what is to come from it is older than what
-//! is remembered then. That it goes on nevertheless, or is made anew with a copy, is the user's to
-//! say.
+//! Its subscription stops before anything is forgotten: its outstanding changes are older than the
+//! records that are left then. The user decides whether it goes on nevertheless, or is created
+//! again with a copy.
 //!
 //! | `given_up_at` | the leader | deletions |
 //! |---|---|---|
 //! | null | may run | are kept for it |
 //! | set, by the manager, while the provider is not connected | is ended | are kept for it |
 //! | the same | has ended | are forgotten |
-//! | null again, by `enable_subscription` | may run | are kept for it from here on |
+//! | null again, by `enable_subscription` | may run | are kept for it from now on |
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -191,8 +191,8 @@ fn grace(limit: i32) -> Option<Duration> {
     (!left.is_zero()).then_some(left)
 }
 
-/// All had come from the provider that was committed there before this, microseconds since
-/// 1970-01-01 UTC; since the server started.
+/// The provider's time up to which all its commits had arrived, microseconds since 1970-01-01 UTC;
+/// since the server started.
 fn caught_up(id: u32) -> Option<i64> {
     let at = registry::subscription(id)?
         .caught_up_at

@@ -5,9 +5,9 @@
 //! No slot waits for another: each is tried once, then those again that are only about to be let
 //! go.
 //!
-//! A node that was a member of the group may be back, or another one of its name in its place. Its
-//! slot of the same name is what this node subscribes to next, and stays: left out here are a slot
-//! of another node, and that of a subscription that the group wants.
+//! A former member of the group may be back, or another node of its name. This node subscribes to
+//! its slot of the same name next, so the slot stays. Not dropped are a slot of another node, and
+//! that of a subscription that the group wants.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -96,7 +96,7 @@ struct Slot {
 }
 
 impl Slot {
-    /// Try to drop it, and note down what came of it. False when somebody still reads it and there
+    /// Tries to drop it, and records the outcome. Returns false if it is still read from and there
     /// is time to try again.
     fn clean_up(&self, last: bool, unreachable: &mut HashSet<String>) -> bool {
         let outcome = error::catch(|| match &self.dsn {
@@ -149,8 +149,8 @@ impl Slot {
         true
     }
 
-    /// Drops it; one that is not there is fine. One that is read from is an error at once: to wait
-    /// for it would hold up the others. False if the provider is another node now.
+    /// Drops it; a missing slot is fine. A slot that is read from is an error at once: waiting for
+    /// it would delay the others. Returns false if the provider is another node now.
     fn drop(&self, dsn: &str) -> Result<bool, PgError> {
         let mut connection = Connection::open(dsn, "braid cleanup", Mode::Replication)?;
         connection.give_up_when_silent();

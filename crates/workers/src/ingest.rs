@@ -2,12 +2,12 @@
 //! that calls it.
 //!
 //! Invariants: a source's position moves in `braid.ingest_source`, in the transaction that applies
-//! its records, so that both are there or neither is, whatever is rolled back, savepoints included
-//! (I1). A replication origin of ours marks the transaction as the source's; its own position only
-//! follows, since PostgreSQL would move that at an abort too. The mark is taken away at the
+//! its records. So both are stored or neither is, also if a savepoint is rolled back (I1). A
+//! replication origin of this node marks the transaction as the source's. Its own position only
+//! follows, since PostgreSQL would move it at an abort too. The mark is removed at the
 //! transaction's end, or with the savepoint that set it (I8). One transaction has one origin.
 //!
-//! Not for: telling what records look like, which is `braid_gir`'s.
+//! Not for: the format of records, which is `braid_gir`'s.
 
 pub(crate) mod rows;
 pub(crate) mod stamp;
@@ -25,7 +25,7 @@ use braid_postgres::jsonb::Jsonb;
 use braid_postgres::{memory, transaction};
 use pgrx::pg_sys;
 
-/// Microseconds since 1970 of the year 9999: what is later is as good as that.
+/// Microseconds since 1970 of the year 9999: later times are treated like this one.
 const LAST_SECOND: i64 = 253_370_764_800_000_000;
 
 /// The arguments of a call.
@@ -201,8 +201,8 @@ fn read(gir: Jsonb) -> Result<Input, PgError> {
     Ok(input)
 }
 
-/// A source's records are of transactions that have committed: of others it would have to be known
-/// what becomes of them, and a position says only what has ended.
+/// A source's records are of transactions that have committed. The outcome of others would have to
+/// be tracked, and a position only covers transactions that have ended.
 fn uncommitted() -> PgError {
     PgError::new(
         SqlState::FeatureNotSupported,
@@ -215,9 +215,9 @@ fn uncommitted() -> PgError {
 struct Call<'a> {
     request: &'a Request<'a>,
     source: String,
-    /// Everything up to here came before this call.
+    /// Everything before this position was applied before this call.
     from: u64,
-    /// Everything up to here has come before.
+    /// Everything before this position has been applied.
     position: u64,
     /// Positions of the transactions that this call has brought, upwards.
     brought: Vec<u64>,

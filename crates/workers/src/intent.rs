@@ -5,7 +5,7 @@
 //! A statement that commits on its way runs at the top level, as the role that has run it at its
 //! node: PostgreSQL has such statements work for the table's owner under its own limits.
 //!
-//! Not for: what becomes of a statement that has come (`braid_apply`).
+//! Not for: handling a received statement (`braid_apply`).
 
 use braid_apply::role_of;
 use braid_bgworker::ddl::shortened;
@@ -19,8 +19,8 @@ use braid_postgres::error::{self, PgError};
 use braid_postgres::{top_level, worker};
 use pgrx::pg_sys;
 
-/// Class of the advisory lock that the only worker of a database holds: one of a manager that has
-/// ended may still be at work.
+/// Class of the advisory lock that the only worker of a database holds: the worker of an earlier
+/// manager may still be running.
 const LOCK_CLASS: i32 = 0xb424;
 /// Characters of a statement that the process list shows.
 const SHOWN: usize = 200;

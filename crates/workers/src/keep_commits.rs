@@ -94,7 +94,7 @@ pub fn keep_all(before: Option<i64>) -> Result<(), PgError> {
     Ok(())
 }
 
-/// Copy blocks that nobody has looked at. Returns whether there are more.
+/// Copies blocks that were not examined yet. Returns whether there are more.
 fn copy(before: i64, nobody: bool, reach: Reach) -> Result<bool, PgError> {
     let [tracked, running, next, oldest, seen] = number_row(
         "select current_setting('track_commit_timestamp')::boolean::integer, pg_snapshot_xmin(pg_current_snapshot())::text, \
@@ -154,7 +154,7 @@ fn keep(first: u64, before: i64) -> Result<(), PgError> {
     if newest < before {
         return Ok(());
     }
-    // After a crash between copying and noting that, it is here already.
+    // After a crash between the copy and the record of it, the block is stored already.
     execute(
         "insert into braid.kept_commit values ($1, $2, $3) on conflict (first_xid) do update set newest = excluded.newest, commits = excluded.commits",
         &[

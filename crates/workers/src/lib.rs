@@ -1,11 +1,11 @@
 //! The processes: supervisor, manager, leaders, appliers, copy workers, collector, cleanup and
 //! others.
 //!
-//! Each module is one kind of process, or what sessions and processes do alike: `as_owner`,
-//! `ingest`, `compare`, `orphan`. Here the layers below meet: a leader reads a stream, appliers
-//! apply it, the collector decodes local WAL. The crate must not know the SQL functions:
-//! `extension` calls these modules, and never the other way. What decides something belongs to
-//! `bgworker`, which is pure; a process only carries it out.
+//! Each module is one kind of process, or work that sessions and processes share: `as_owner`,
+//! `ingest`, `compare`, `orphan`. This crate connects the layers below: a leader reads a stream,
+//! appliers apply it, the collector decodes local WAL. The crate must not know the SQL functions:
+//! `extension` calls these modules, and never the other way. Decisions belong to `bgworker`, which
+//! is pure; a process only carries them out.
 
 #![forbid(unsafe_code)]
 

@@ -1,11 +1,11 @@
 //! The manager process: one for each database that has the extension. It starts and stops the
-//! leaders of subscriptions as the catalog says, drops the slots that dropped subscriptions left at
-//! providers, has local deletions collected where other nodes may send older changes of the rows,
-//! and removes what is too old to be needed.
+//! leaders of subscriptions as the catalog says, and drops the slots that dropped subscriptions
+//! left at providers. It has local deletions collected if other nodes may send older changes of the
+//! rows, and removes records that are not needed any more.
 //!
-//! It acts on what is committed, woken by the commit of a change, so nothing takes effect before. A
-//! leader that ended is started again after a pause that doubles with each failure in a row; one
-//! whose subscription has an error is not.
+//! It acts on committed changes, woken by their commit, so nothing takes effect before. A leader
+//! that ended is started again after a pause that doubles with each failure in a row. If its
+//! subscription has stopped with an error, it is not.
 
 mod collecting;
 mod grouping;
@@ -124,7 +124,7 @@ pub fn main(argument: pg_sys::Datum) {
     loop {
         worker::reload_settings();
         entry.poked.store(0, Ordering::SeqCst);
-        // Before the look, which then shows what they are.
+        // Before the look, which then shows the altered options.
         let alterations = alterations();
         let wait = match error::transaction(look) {
             Ok(Database::Node(state)) => manager.tend(&state, entry),
@@ -261,7 +261,7 @@ struct State {
     is_witness: bool,
     /// Tables are versioned.
     is_versioned: bool,
-    /// The node is not in line with what its group has agreed.
+    /// The node differs from what its group has agreed.
     is_behind_group: bool,
     /// The node was taken down, and has left replication origins.
     has_left_origins: bool,
@@ -382,7 +382,7 @@ impl Manager {
         wait
     }
 
-    /// Bring what runs in line with what is wanted. Returns how long to wait.
+    /// Starts and stops workers as the catalog wants it. Returns how long to wait.
     fn tend(&mut self, state: &State, entry: &ManagerEntry) -> Duration {
         let State {
             wanted,

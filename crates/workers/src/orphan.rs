@@ -142,8 +142,8 @@ fn settle(watched: &Watched, before: i64) -> Result<(), PgError> {
     }
 }
 
-/// Looks at the first orphans behind a row: table and place. Returns the last one; `None` if there
-/// are no more. In a transaction, which it may leave with something written.
+/// Handles the first orphans behind a row, given by table and place. Returns the last one; `None`
+/// if there are no more. In a transaction, in which it may write.
 fn settle_some(
     watched: &Watched,
     before: i64,
@@ -154,7 +154,7 @@ fn settle_some(
     };
     let behind = match after {
         None => "true",
-        // Of a single table PostgreSQL reads only what is behind.
+        // In a single table PostgreSQL reads only the rows behind that place.
         Some((table, _)) if *table == watched.relation.to_string() => {
             "$1::pg_catalog.oid is not null and orphan$child.ctid > $2::pg_catalog.tid"
         }

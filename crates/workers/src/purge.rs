@@ -1,6 +1,6 @@
-//! Removing what nobody needs any more: row versions, deletions and images that are older than all
-//! that can still arrive, old conflicts, calls of conflict functions. Run by the manager; what has
-//! arrived other processes ask too.
+//! Removes records that are not needed any more: row versions, deletions and images that are older
+//! than any change that may still arrive, old conflicts, calls of conflict functions. Run by the
+//! manager. Other processes ask this module what has arrived.
 //!
 //! A round that removes nothing writes no WAL: no statement takes a transaction id in advance.
 
@@ -26,19 +26,19 @@ const PURGE_BATCH: usize = 10_000;
 /// Pause between two removals in a row.
 const BREATH: Duration = Duration::from_millis(100);
 
-/// When the manager removes what is old.
+/// When the manager removes old records.
 #[derive(Debug, Default)]
 pub(crate) struct Purge {
     at: Option<Instant>,
 }
 
 impl Purge {
-    /// The next turn removes what is old.
+    /// Has the next turn remove old records.
     pub(crate) fn look_again(&mut self) {
         self.at = None;
     }
 
-    /// Removes what is old, if it is time to; `known` are all subscriptions. Shortens the manager's
+    /// Removes old records, if it is time to; `known` are all subscriptions. Shortens the manager's
     /// rest.
     pub(crate) fn tend(&mut self, known: &[u32], wait: &mut Duration) {
         if self.at.is_some_and(|at| at > Instant::now()) {
@@ -261,8 +261,8 @@ fn purge_conflicts() -> Duration {
     }
 }
 
-/// Add up what appliers have counted, each by itself. A table that is gone takes its numbers along:
-/// its OID may be used again.
+/// Adds up the counts of conflicts of all appliers. The numbers of a dropped table are removed: its
+/// OID may be used again.
 fn add_up_conflicts() {
     let done = error::transaction(|| {
         execute_lazily(

@@ -58,9 +58,10 @@ pub fn main(_argument: pg_sys::Datum) {
 
 /// Start managers that are missing. Returns how long to wait.
 ///
-/// Whether a database has the extension only a process that is connected to it can tell, so each is
-/// given a manager to find out. One after the other: all of a server's databases at once would take
-/// the worker processes that others need. Where somebody has asked, nothing is waited for.
+/// Only a process that is connected to a database can find out whether it has the extension, so
+/// each database gets a manager. They are started one after the other: all of a server's databases
+/// at once would take the worker processes that others need. If a session has asked for a manager,
+/// there is no wait.
 fn tend(
     databases: &[u32],
     managers: &mut HashMap<u32, Manager>,

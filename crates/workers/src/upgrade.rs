@@ -39,8 +39,7 @@ pub fn still_running() -> Option<&'static str> {
     waiting::has_slot().then_some("The collector of deletions has not let go of its slot.")
 }
 
-/// Whether the collector has all that was deleted here before a position in WAL. It is asked to go
-/// on.
+/// Whether the collector has all local deletions up to a position in WAL. Asks it to go on.
 #[must_use]
 pub fn is_collected(position: u64) -> bool {
     if !registry::remembers_deletions() {

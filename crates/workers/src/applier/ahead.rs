@@ -24,15 +24,15 @@ impl Ahead {
             .is_full(first, position, |sequence| ring.is_done(sequence))
     }
 
-    /// Notes what is about to be committed, in its transaction. Returns the position that its
-    /// origin gets, and the notes that count once it has committed.
+    /// Records the transactions that are about to be committed, in their own transaction. Returns
+    /// the position for its origin, and the record that counts once it has committed.
     pub(super) fn note(&mut self, committing: Committing, ring: Ring) -> Result<Note, PgError> {
         let note = self
             .applied
             .note(committing, ring.mark(), |sequence| ring.is_done(sequence));
         if note.is_needed {
-            // Also when the transaction itself has written nothing: what comes after it may be
-            // committed already.
+            // Also if the transaction itself has written nothing: later ones may be committed
+            // already.
             self.row.write(&note.applied)?;
         }
         Ok(note)

@@ -334,9 +334,9 @@ impl Applier {
         self.commit_batch(run.first, last, end_lsn).map(Some)
     }
 
-    /// Take a transaction apart, whose frames stay where they are until it is committed. Its end;
-    /// `None` when it can't join: it has many frames or one that does not lie in one piece, or
-    /// another origin than the batch, say.
+    /// Decodes a transaction, whose frames stay in the ring until it is committed. Returns its end.
+    /// Returns `None` if it can't join: for example, if it has many frames or a frame that is not
+    /// contiguous, or another origin than the batch.
     fn gather<'a>(
         &mut self,
         mut transaction: Transaction,
@@ -453,8 +453,8 @@ impl Applier {
                 applier.begin(begin, true)?;
                 return Ok(true);
             }
-            // Another applier may have got its first origin of the node, and written what this
-            // transaction changes.
+            // Another applier may have created its first origin for the node, and written rows that
+            // this transaction changes.
             let tables_version = applier.entry.tables_version.load(Ordering::Acquire);
             fits = applier.session.as_mut().is_some_and(|session| {
                 (begin.origin.is_empty() || session.is_as_of(tables_version)) && session.join(begin)

@@ -64,8 +64,8 @@ impl Otherwise {
     fn begin(origin: OriginId) -> Self {
         origin::resume(origin);
         latch::refuse_waits(true);
-        // The leader waits for what the subscription asks for, once for many commits, before it
-        // confirms them.
+        // The leader waits for the durability that the subscription demands, once for many commits,
+        // before it confirms them.
         Self(Impatient::begin(LOCK_TIMEOUT_MS))
     }
 
@@ -108,7 +108,8 @@ impl LeadersApplier {
             return Ok(None);
         }
         prepare_settings();
-        // Of this process alone: what the leader applies is counted for the subscription.
+        // Of this process alone: transactions that the leader applies are counted for the
+        // subscription.
         let own: &'static ApplierEntry = Box::leak(Box::default());
         let applier = Applier::new(
             others,

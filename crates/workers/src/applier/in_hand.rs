@@ -1,5 +1,5 @@
-//! The transaction, or the batch, in an applier's hand. A value is made when it is taken, and
-//! another one replaces it whole with the next; so is the part that lives for one attempt.
+//! The applier's current transaction, or batch. A value is made when it is claimed, and replaced as
+//! a whole by the next one. The part that lives for one attempt is replaced in the same way.
 
 use braid_ring::Transaction;
 
@@ -26,11 +26,11 @@ pub(super) struct InHand {
 pub(super) struct Attempt {
     /// Rows may be inserted in bulk, and changes joined.
     pub(super) bulk: bool,
-    /// The pieces in which it is committed, if that is allowed.
+    /// The chunks in which it is committed, if that is allowed.
     pub(super) pieces: Option<Pieces>,
     /// The step at its end, if it is prepared, or was.
     pub(super) step: Option<Step>,
-    /// The transaction is the rest of one whose first pieces are committed.
+    /// The transaction is the rest of one whose first chunks are committed.
     pub(super) is_rest: bool,
     /// The note of versions that it begins with.
     pub(super) versions: Option<Vec<u8>>,
@@ -45,7 +45,8 @@ impl InHand {
         }
     }
 
-    /// Of what is attempted once, and by another way if that fails.
+    /// The state of a transaction that has one attempt in this way, and is applied in another way
+    /// if that fails.
     pub(super) fn once() -> Self {
         Self {
             attempt: Attempt::new(true),

@@ -41,7 +41,7 @@ impl Origins {
         }
     }
 
-    /// Stamps what is committed next with the origin that stands for the node of `begin`.
+    /// Stamps the next commit with the origin that stands for the node of `begin`.
     pub(super) fn use_that_of(&mut self, begin: &Begin<'_>) -> Result<(), PgError> {
         let node = if begin.origin.is_empty() {
             self.provider.as_str()
@@ -57,7 +57,7 @@ impl Origins {
         origin::use_for_commits(origin)
     }
 
-    /// Stamps what is committed next with the origin that stands for the provider.
+    /// Stamps the next commit with the origin that stands for the provider.
     pub(super) fn use_that_of_provider(&mut self) -> Result<(), PgError> {
         let provider = std::mem::take(&mut self.provider);
         let found = match self.own.get(&provider) {
@@ -78,7 +78,7 @@ impl Origins {
             origin::at_place(id, node, number)?
                 .ok_or_else(|| PgError::new(SqlState::InternalError, "no replication origin"))
         })?;
-        // For what the others know of all.
+        // Then the other appliers read all origins again.
         self.entry.tables_version.fetch_add(1, Ordering::AcqRel);
         Ok(found)
     }

@@ -1,6 +1,6 @@
-//! Transactions that are set aside (`on_error => 'park'`): how one is parked, how those behind it
-//! are found, and how they are tried again. `braid_bgworker::parked` has the rule,
-//! `braid_node::parked` what is stored.
+//! Parked transactions (`on_error => 'park'`): how one is parked, how those behind it are found,
+//! and how they are retried. `braid_bgworker::parked` has the rule, `braid_node::parked` the stored
+//! records.
 //!
 //! If part of a transaction was committed in chunks, only the rest is parked. The same commit
 //! removes the record of how far the chunks went.
@@ -125,7 +125,7 @@ impl Parking {
 }
 
 impl Applier {
-    /// How long applier 0 may sleep before it has to look at what is parked; `most` at most.
+    /// How long applier 0 may sleep before it has to look at parked transactions; `most` at most.
     pub(super) fn rest_before_parked(&self, most: Duration) -> Duration {
         self.parking
             .until_next()
@@ -183,7 +183,7 @@ impl Applier {
         Some(false)
     }
 
-    /// Know what is parked now. Outside of a transaction.
+    /// Reads the parked transactions, if they have changed. Outside of a transaction.
     fn look_at_parked(&mut self) -> Result<(), PgError> {
         let version = self.entry.parked_version.load(Ordering::Acquire);
         if self.parking.version == Some(version) {
@@ -202,7 +202,7 @@ impl Applier {
         Ok(!self.parking.known.parked.is_empty())
     }
 
-    /// Whether what was found out about what is parked is out of date.
+    /// Whether the known set of parked transactions is out of date.
     pub(super) fn is_parking_stale(&self) -> bool {
         self.parking.version != Some(self.entry.parked_version.load(Ordering::Acquire))
     }
@@ -471,7 +471,8 @@ impl Applier {
         Some(true)
     }
 
-    /// Whether some of what is parked is tried now, and there may be room for another one soon.
+    /// Whether a parked transaction is due for a retry, so that there may be room for another one
+    /// soon.
     fn makes_room(&mut self) -> bool {
         self.parking.version = None;
         if self.look_at_parked().is_err() || !self.parking.known.has_due() {
@@ -501,7 +502,7 @@ impl Applier {
     /// A transaction is parked as number `id`: wakes the processes that wait for it, and logs it.
     fn parked(&self, transaction: &Transaction, next: u64, why: Why<'_>, id: i64, local_end: u64) {
         let sequence = transaction.sequence;
-        // Before anybody goes on who depends on it.
+        // Before any transaction goes on that depends on it.
         self.entry.parked_version.fetch_add(1, Ordering::AcqRel);
         self.post.has_committed(sequence, local_end, next);
         process::set_latch(self.entry.first_applier_latch.load(Ordering::Acquire));
@@ -592,7 +593,7 @@ fn is_lock_without_room(error: &PgError, why: Why<'_>) -> bool {
     error.sqlstate == FULL && matches!(why, Why::Lock(_))
 }
 
-/// Whether a transaction was set aside.
+/// The result of [`Applier::set_aside`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Aside {
     /// The transaction is to be applied.

@@ -53,7 +53,7 @@ impl Pieces {
     }
 }
 
-/// A change, or what counts as one.
+/// A change, or a record that counts as one.
 pub(super) enum Part<'a> {
     Change(&'a Change<'a>),
     Truncate(&'a Truncate<'a>),
@@ -155,7 +155,7 @@ impl Applier {
             .own
             .changes
             .fetch_add(counts.changes(), Ordering::Relaxed);
-        // Autovacuum goes by these counters, and has something to do between the pieces.
+        // Autovacuum uses these counters, and has work to do between the chunks.
         // SAFETY: outside of a transaction.
         transaction::report_statistics(false);
         session.go_on(self.entry.tables_version.load(Ordering::Acquire));

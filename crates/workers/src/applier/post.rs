@@ -1,4 +1,5 @@
-//! An applier's place among the group's: what it shows, whom it waits for, and whom it wakes.
+//! An applier's place in the group: its state for views, its waits, and the processes that it
+//! wakes.
 //!
 //! A process that waits for its turn with an open transaction may block an earlier transaction, or
 //! a statement that an earlier transaction waits for. Then the wait ends (`Trouble::InTheWay`).
@@ -14,8 +15,8 @@ use braid_postgres::wait::Wait;
 use braid_postgres::{latch, process, transaction, worker};
 use braid_ring::{ApplierState, Awaited, FrameRead, Ring, Transaction, Wakes};
 
-/// Looks at a counter this often before it sleeps: about the time that a small transaction takes
-/// elsewhere.
+/// Number of looks at a counter before the process sleeps: about the time that another process
+/// needs for a small transaction.
 const SPINS: u32 = 400;
 /// How long a process waits for its turn before it checks whether it blocks an earlier transaction.
 const DEADLOCK_CHECK: Duration = Duration::from_millis(20);
@@ -217,7 +218,7 @@ impl Post {
         false
     }
 
-    /// Tell the leader and the others.
+    /// Reports a commit to the leader and the other appliers.
     pub(super) fn has_committed(&self, sequence: u64, local_end: u64, next: u64) {
         let wakes = self.ring.commit(self.number, sequence, local_end, next);
         set_latches(&wakes);

@@ -1,9 +1,9 @@
-//! Prepared transactions: applied as others are, and prepared here when it is their turn, under a
-//! name of this subscription's; later committed or rolled back, by whichever applier.
+//! Prepared transactions: applied like others, and prepared on this node at their turn, under a
+//! name of this subscription's. Later any applier commits them or rolls them back.
 //!
-//! All three carry the position of what they stand for, as a commit does, and so do their WAL
-//! records: a step that is durable here is never sent again (I1). The version of what is written is
-//! that of COMMIT PREPARED: its time, and the node.
+//! All three steps carry the position of the provider's step, as a commit does, and so do their WAL
+//! records. So a step that is durable on this node is never sent again (I1). The rows have the
+//! version of COMMIT PREPARED: its time, and the node.
 
 use std::ffi::{CStr, CString};
 use std::time::Duration;
@@ -287,9 +287,9 @@ impl Applier {
         }
     }
 
-    /// Go past a prepared transaction, or its end, as was asked for: an empty one is prepared in
-    /// its place, and what is prepared here is rolled back. `None`: it is neither, or there is
-    /// nothing to be done but to go on.
+    /// Skips a prepared transaction, or its end, as requested: an empty transaction is prepared in
+    /// its place, and a transaction that is prepared on this node is rolled back. Returns `None` if
+    /// it is neither, or if nothing else needs to be done.
     pub(super) fn pass_prepared(
         &mut self,
         transaction: &mut Transaction,

@@ -31,7 +31,7 @@ use super::in_hand::InHand;
 use super::post::Trouble;
 use super::{Applier, fail};
 
-/// How long it waits for what others have locked.
+/// How long it waits for locks of other processes.
 const LOCK_TIMEOUT: &str = "200ms";
 /// How often it looks whether somebody waits for a row that it has written, and for a table.
 const LOOK: Duration = Duration::from_millis(20);
@@ -164,7 +164,7 @@ impl Applier {
     fn follow(&mut self, running: &Running) -> Result<(), Stopped> {
         let now = Instant::now();
         let frames = Frames::open(&running.path())?;
-        // From here on it does not matter whether the leader still has the file.
+        // After this it does not matter whether the leader still has the file.
         running.register(process::my_latch());
         let mut progress = Progress {
             frames,
@@ -177,7 +177,7 @@ impl Applier {
             written_as: Vec::new(),
         };
         loop {
-            // Before the supply: what is whole gets no more.
+            // Before the supply: a complete transaction gets no more.
             let state = running.state();
             self.check(running, &mut progress)?;
             if let Some(supply) = running.supplied() {
@@ -233,7 +233,7 @@ impl Applier {
         Ok(())
     }
 
-    /// Apply what was supplied.
+    /// Applies the supplied frames.
     fn apply_supply(&mut self, running: &Running, progress: &mut Progress) -> Result<(), Stopped> {
         let Supply {
             length,
@@ -241,7 +241,7 @@ impl Applier {
             read,
             newest,
         } = progress.supply;
-        // The rows as what came before has left them.
+        // The rows must be in the state that earlier transactions have left.
         while self.post.ring.committed() < after {
             self.post.show(ApplierState::WaitingForDependency);
             latch::wait_as(Wait::Dependency, Duration::from_millis(1));
@@ -289,8 +289,8 @@ impl Applier {
                 }
                 let change = match Record::read(tag, body)? {
                     Record::Change(change) => change,
-                    // For the history of conflicts. If it meets one, it is applied once it has
-                    // committed.
+                    // For the history of conflicts. If the transaction has a conflict, it is
+                    // applied after its commit.
                     Record::Message(message) if message.prefix == REPLACED_PREFIX => continue,
                     _ => return Err(given_up("It is more than changes of rows.")),
                 };

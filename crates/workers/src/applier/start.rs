@@ -1,5 +1,5 @@
-//! The start of an applier's process: what it is started with, what it reads, and the settings that
-//! it applies under.
+//! The start of an applier's process: its arguments, the catalog rows that it reads, and the
+//! settings that it applies under.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -115,8 +115,8 @@ pub fn main(argument: pg_sys::Datum) {
             return;
         }
     };
-    // The leader waits for what the subscription asks for, once for many commits, before it
-    // confirms them; only one after the other each commit waits for itself.
+    // The leader waits for the durability that the subscription demands, once for many commits,
+    // before it confirms them. In mode `serial` each commit waits by itself.
     worker::set(
         "synchronous_commit",
         if subscription.options.apply_mode == ApplyMode::Serial {
@@ -163,8 +163,8 @@ fn leave(own: &ApplierEntry) {
     }
 }
 
-/// Settings that make what arrives independent of this server's and the roles' own: as PostgreSQL's
-/// apply worker has them.
+/// Settings that make the effect of changes independent of this server's and the roles' own: those
+/// of PostgreSQL's apply worker.
 pub fn prepare_settings() {
     for (name, value) in [
         ("session_replication_role", "replica"),

@@ -1,15 +1,17 @@
 //! Versioned transactions of other nodes, as appliers apply them.
 //!
-//! 1. The transaction begins with its note. Before a local transaction is opened for it, the
-//!    applier waits until all is visible here that it had seen (`braid_node::versions::follow`).
-//! 2. It writes the same note: it is what this node knows of it after a crash.
+//! 1. The transaction begins with its record of versions. Before a local transaction is opened for
+//!    it, the applier waits until all versions that it had seen are visible on this node
+//!    (`braid_node::versions::follow`).
+//! 2. It writes the same record: this node needs it after a crash.
 //! 3. Before its commit it waits until it may become visible; the callbacks of the transaction do
 //!    so, as for a session.
+//!    so, as for a session.
 //!
-//! No circle of waits is possible. While the applier waits in 1 it holds nothing, and its stream
-//! has nothing open: a versioned transaction follows all before it, and all after it follow it.
-//! What it waits for was visible at its own node before it began there. So the stream that brings
-//! that one has nothing in front of it that waits for this stream's later transactions.
+//! A circle of waits is impossible. While the applier waits in 1 it holds nothing, and its stream
+//! has nothing open: a versioned transaction follows all before it, and all after it follow it. The
+//! transactions for which it waits were visible at its own node before it began there. So the
+//! stream that brings them has nothing before them that waits for this stream's later transactions.
 
 use braid_bgworker::sqlstate::SqlState;
 use braid_node::versions::{self, note};
@@ -21,8 +23,8 @@ use super::post::Trouble;
 use super::records::out_of_order;
 
 impl Applier {
-    /// Waits for what the transaction that begins had seen, if it is a versioned one. Right before
-    /// a transaction is opened.
+    /// Waits until all versions are visible that the transaction had seen, if it is a versioned
+    /// one. Right before a transaction is opened.
     pub(super) fn follow_versions(&mut self) -> Result<(), PgError> {
         let Some(shipped) = &self.in_hand.attempt.versions else {
             return Ok(());

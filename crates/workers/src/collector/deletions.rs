@@ -23,7 +23,7 @@ use pgrx::pg_sys;
 
 use super::gathered::{self, Gone, InHand, registers_of};
 
-/// From here on this process gathers deletions instead of sending anything.
+/// Makes this process gather deletions from now on, instead of sending changes.
 pub(crate) fn gather() {
     gathered::begin();
     braid_plugin::set_format(format);
@@ -85,7 +85,7 @@ impl Deletions {
 }
 
 impl Deletions {
-    /// A row of a table with registers came, or changed: what it has written.
+    /// Gathers the columns that a new or updated row of a table with registers has written.
     fn note_written(
         &mut self,
         change: &Change<'_>,
@@ -99,7 +99,7 @@ impl Deletions {
             return;
         }
         let moved = gone.is_some_and(|gone| gone.equal != hashes.equal);
-        // A new row, or one under a key that it had not; or nobody knows what it was before.
+        // A new row, or one under a new key, or one whose old values are not known.
         let columns = if !change.has_old() || moved {
             None
         } else {
@@ -195,7 +195,7 @@ impl Format for Deletions {
     }
 
     fn refuses_origin(&self, origin: ReplOriginId) -> bool {
-        // Appliers remember what they delete.
+        // Appliers record their own deletions.
         origin != 0
     }
 

@@ -22,7 +22,7 @@ thread_local! {
 
 /// Deletions of one transaction that are held in memory.
 const HELD: usize = 1 << 16;
-/// Bytes of one in a file: what kind of table, the table, and a number.
+/// Bytes of a deletion in a file: kind of table, table, and a number.
 const BYTES: usize = 13;
 /// Bytes of a column write's head in a file: table and hash.
 const WRITE_BYTES: usize = 12;
@@ -34,8 +34,8 @@ fn on_invalidation(_relation: pgrx::pg_sys::Oid) {
     GENERATION.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Returns a number that changes when relations, or what is wanted of them, may be others than
-/// before.
+/// Returns a number that changes when relations, or the wanted tables and columns, may have
+/// changed.
 pub(super) fn generation() -> u64 {
     GENERATION.load(Ordering::Relaxed)
 }
@@ -59,7 +59,7 @@ struct Gathered {
     removed: Vec<Removal>,
     /// Written columns of transactions that have committed.
     written: Vec<ColumnWrite>,
-    /// Of those that have deleted more than is held in memory.
+    /// Deletions of transactions with more of them than memory should hold.
     large: Vec<Large>,
     large_written: Vec<LargeWritten>,
 }
@@ -89,7 +89,7 @@ struct By {
 }
 
 impl By {
-    /// Put down what this transaction has removed from a table.
+    /// Gathers the rows that this transaction has removed from a table.
     fn sort(
         self,
         relation: u32,
@@ -154,7 +154,7 @@ impl LargeWritten {
 }
 
 impl Large {
-    /// Hand all of it on, piece by piece.
+    /// Passes all of it on, chunk by chunk.
     pub(crate) fn each(
         mut self,
         mut take: impl FnMut(&[Tombstone], &[Removal]) -> Result<(), PgError>,
@@ -198,7 +198,7 @@ fn tombstone(relation: u32, hash: u64, timestamp: i64) -> Tombstone {
     }
 }
 
-/// From here on this process gathers.
+/// Begins to gather in this process.
 pub(super) fn begin() {
     relation::on_invalidation(on_invalidation);
     GATHERED.set(Some(Gathered::default()));
@@ -219,7 +219,7 @@ pub(crate) struct Wanted {
     pub(crate) rules: u32,
 }
 
-/// This is wanted from here on.
+/// Sets the wanted tables and columns.
 pub(crate) fn want(wanted: Wanted) {
     with(|gathered| {
         gathered.tables = wanted.tables;
@@ -294,7 +294,7 @@ pub(super) fn is_table_of_rules(table: u32) -> bool {
     with(|gathered| gathered.rules) == Some(table)
 }
 
-/// A column is a register of its own from here on.
+/// Makes a column a register of its own.
 pub(super) fn add_register(table: u32, number: i16) {
     with(|gathered| gathered.registers.insert((table, number)));
     GENERATION.fetch_add(1, Ordering::Relaxed);
@@ -329,7 +329,7 @@ impl InHand {
         }
     }
 
-    /// Move what is in memory to the file.
+    /// Moves the deletions in memory to the file.
     fn spill(&mut self) -> Result<(), PgError> {
         let mut bytes = Vec::with_capacity(self.gone.len() * BYTES);
         for (relation, gone) in self.gone.drain(..) {
@@ -358,7 +358,7 @@ impl InHand {
         }
     }
 
-    /// Move what is in memory to the file.
+    /// Moves the written columns in memory to the file.
     fn spill_written(&mut self) -> Result<(), PgError> {
         let file = self.written_file.get_or_insert_with(Spool::create);
         let mut bytes = Vec::new();

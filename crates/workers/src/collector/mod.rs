@@ -1,11 +1,11 @@
 //! The collector: one process for a database to which several nodes send changes. It decodes this
-//! server's own WAL for what local transactions delete, and writes tombstones; which columns they
-//! write, where that is to be known (`braid_node::column_write`); and which rows they take out of
-//! tables without a key (`braid_node::taken_row`).
+//! server's own WAL for deletions of local transactions, and writes tombstones. If needed, it also
+//! records which columns they write (`braid_node::column_write`), and which rows they remove from
+//! keyless tables (`braid_node::taken_row`).
 //!
-//! Its replication slot holds two things: the WAL from where it has come to, as each logical slot
-//! does, and dead rows, by its `xmin`. Until a deletion is collected its dead row tells of it, so
-//! nobody has to wait for this process. How `xmin` moves:
+//! Its replication slot keeps two things: the WAL from the decoded position on, as each logical
+//! slot does, and dead rows, by its `xmin`. Until a deletion is collected, its dead row version is
+//! there to be found, so no process has to wait for the collector. How `xmin` moves:
 //!
 //! 1. Read the id of the oldest running transaction, then the end of WAL. Each older transaction
 //!    has ended, and its commit record lies before that end.
@@ -47,7 +47,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 const LONG_PAUSE: Duration = Duration::from_secs(1);
 /// Looks without anything new until then.
 const IDLE: u32 = 10;
-/// WAL is decoded for this long before what it gave is written.
+/// WAL is decoded for this long before the result is written.
 const STRETCH: Duration = Duration::from_millis(500);
 
 /// The process's main function.

@@ -36,9 +36,9 @@ pub struct Collection {
     /// Memory for one row at a time.
     memory: Scratch,
     dead: DeadRows,
-    /// Up to here it was collected before.
+    /// The position up to which rows were collected before.
     from: u64,
-    /// And up to here now.
+    /// The position up to which rows are collected now.
     up_to: u64,
     /// The log already says that something could not be read.
     has_warned: bool,
@@ -63,9 +63,9 @@ impl Collection {
         })
     }
 
-    /// Write down what sessions have taken out. Of what lies in a file that is no more, as the
-    /// table was rewritten or truncated since, nothing is known; nor of what can't be read, which
-    /// is said in the log: this process, for which all others wait and dead rows stay, goes on.
+    /// Records the rows that sessions have removed. A row in a file that is gone, as the table was
+    /// rewritten or truncated since, is ignored. A row that can't be read is logged and ignored:
+    /// all others wait for this process, and dead rows are kept, so it must go on.
     ///
     /// # Errors
     /// Those of PostgreSQL, raised while it is written.

@@ -6,11 +6,11 @@
 //! right. A step reads a range on both sides at the same time: while this node reads one range, the
 //! provider still works on the one before.
 //!
-//! Invariants: a row is a difference only when it was found twice, unchanged on both sides, with
-//! everything applied here in between that the provider had at the first look, and there what this
-//! node had (where the provider subscribes to it). Memory is bounded by the longest list,
-//! `GATHERED` keys and `WHOLE` rows. The table is read with its owner's rights, as the provider's
-//! filters are SQL that comes from elsewhere.
+//! Invariants: a row is a difference only if it was found twice, unchanged on both sides. In
+//! between this node has applied everything that the provider had at the first look, and the
+//! provider what this node had (if it subscribes to this node). Memory is bounded by the longest
+//! list, `GATHERED` keys and `WHOLE` rows. The table is read with its owner's rights, as the
+//! provider's filters are SQL from another node.
 //!
 //! Not for: deciding conflicts, which needs no comparison.
 
@@ -203,7 +203,7 @@ pub fn step(id: i64) -> Result<bool, PgError> {
     Ok(is_done)
 }
 
-/// With what to do about a connection that is gone.
+/// Adds a hint to an error about a lost connection.
 fn explained(error: PgError) -> PgError {
     match error.sqlstate {
         SqlState::ConnectionFailure | SqlState::AdminShutdown | SqlState::CrashShutdown | SqlState::CannotConnectNow => {
@@ -379,7 +379,7 @@ impl Comparison {
         Ok(count)
     }
 
-    /// Look at what was gathered for the first time.
+    /// Reads the gathered rows for the first time.
     fn begin_round(&mut self) -> Result<(), PgError> {
         // The range that the provider still computes comes first.
         self.answer()?;
@@ -425,7 +425,7 @@ impl Comparison {
         Ok(())
     }
 
-    /// Look again at what differed. False when it is too early.
+    /// Reads the rows again that differed. Returns false if it is too early.
     fn settle(&mut self) -> Result<bool, PgError> {
         if !self.is_reached()? {
             latch::wait(Some(POLL));
@@ -475,8 +475,8 @@ impl Comparison {
         Ok(moving)
     }
 
-    /// Whether everything is applied here that the provider had at the last look, and there what
-    /// this node had.
+    /// Whether this node has applied everything that the provider had at the last look, and the
+    /// provider what this node had.
     fn is_reached(&mut self) -> Result<bool, PgError> {
         let Some(round) = self.round.take() else {
             return Ok(true);

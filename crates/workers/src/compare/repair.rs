@@ -47,7 +47,7 @@ pub struct Repairing {
     pub side: Side,
     /// Only differences of rows with these keys: a jsonb array of objects.
     pub keys: Option<String>,
-    /// Say what would be done.
+    /// Only report what would be done.
     pub dry_run: bool,
 }
 
@@ -92,10 +92,10 @@ fn not_in_hand(id: i64) -> PgError {
     .with_hint("Run it with call braid.repair(subscription_name, relation).")
 }
 
-/// Begin to repair. Gives the repair's number.
+/// Begins to repair. Returns the repair's number.
 ///
 /// # Errors
-/// 55000 when the table was not compared; those of `Table::find`.
+/// 55000 if the table was not compared; those of `Table::find`.
 pub fn start_repair(request: Repairing, mut connection: Connection) -> Result<i64, PgError> {
     REPAIR.take();
     let relation = request.relation.to_string();
@@ -186,7 +186,7 @@ fn groups(table: &Table, comparison: &str, keys: Option<&str>) -> Vec<Group> {
 /// Mend the next rows. True when there are none.
 ///
 /// # Errors
-/// 55006 when another session repairs the table; the provider's; whatever writing a row raises.
+/// 55006 if another session repairs the table; the provider's; those of writing a row.
 pub fn repair_step(id: i64) -> Result<bool, PgError> {
     REPAIR.with_borrow_mut(|state| {
         let state = state
@@ -199,7 +199,8 @@ pub fn repair_step(id: i64) -> Result<bool, PgError> {
     })
 }
 
-/// The last step was rolled back. Its rows are tried one by one; one that was alone stays as it is.
+/// Handles a step that was rolled back. Its rows are tried one by one; a row that was alone stays
+/// as it is.
 ///
 /// # Errors
 /// 55000 when there is no such repair.
@@ -386,7 +387,7 @@ impl State {
         Ok(newest)
     }
 
-    /// Write down what was done, with both rows as they were compared.
+    /// Records the repair of a row, with both rows as they were compared.
     fn log(
         &self,
         difference: &Difference,

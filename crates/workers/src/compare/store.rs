@@ -125,7 +125,7 @@ pub fn is_applied_here(subscription: &Subscription, position: &str) -> Result<bo
     Ok(rows.get(0, 2) == Some("t"))
 }
 
-/// A row as JSON: numbers and booleans as such, what else there is as PostgreSQL writes it.
+/// A row as JSON: numbers and booleans as such, other values as PostgreSQL writes them.
 const JSON: &str = "(select jsonb_object_agg(c.name, case \
         when c.value is null then 'null'::jsonb \
         when c.shown = 'n' and c.value ~ '^-?(0|[1-9][0-9]*)([.][0-9]+)?([eE][-+]?[0-9]+)?$' then c.value::jsonb \

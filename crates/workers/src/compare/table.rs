@@ -30,7 +30,7 @@ use crate::copy::source::published;
 
 /// How many rows are asked for by key in one statement.
 const ASKED: usize = 50;
-/// Columns of what is seen of a row.
+/// Number of columns of a row as it is seen.
 const SEEN: usize = 3;
 /// A list that is as long as this is not whole.
 const LIST_LIMIT: u64 = 20 * LISTED;
@@ -208,8 +208,8 @@ impl Table {
         })
     }
 
-    /// Run SQL on one side. Here, with no more rights than the table's owner has: the filters come
-    /// from the provider.
+    /// Runs SQL on one side. On this node it has no more rights than the table's owner: the filters
+    /// come from the provider.
     fn run(&self, at: At, connection: &mut Connection, sql: &str) -> Result<Rows, PgError> {
         match at {
             At::There => self.run_there(connection, sql),

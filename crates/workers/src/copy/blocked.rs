@@ -10,9 +10,9 @@
 //! 3. The leader at paris gets T, and holds the stream: `doc` is not copied yet. T waits for paris,
 //!    and the copy for T.
 //!
-//! So a copy worker looks what the process at the provider waits for while that is silent. If it
-//! is a transaction, and commits there wait for this subscription, the worker says so
-//! (`parks_for_copies`). From then on, until all tables are copied:
+//! So while the process at the provider is silent, a copy worker asks why it waits. If it waits for
+//! a transaction, and commits at the provider wait for this subscription, the worker sets
+//! `parks_for_copies`. From then on, until all tables are copied:
 //!
 //! 1. The leader hands T out, though `doc` is not copied.
 //! 2. The applier parks T at its turn (`Session::takes`, `Why::Lock`). Parking takes no lock on
@@ -43,7 +43,7 @@ pub(super) const FIRST_LOOK: Duration = Duration::from_secs(1);
 /// Pause between looks.
 const EVERY: Duration = Duration::from_secs(5);
 
-/// Has a copy's connection to the provider look what the provider waits for.
+/// Has a copy's connection to the provider ask why the provider waits.
 ///
 /// # Errors
 /// The provider's.

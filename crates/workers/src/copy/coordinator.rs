@@ -288,7 +288,7 @@ impl Coordinator {
         ended
     }
 
-    /// Learn the tables' states, and what came of the workers that have ended. Where nobody else
+    /// Reads the tables' states, and the results of workers that have ended. If no other process
     /// can have changed a state, only the tables of these workers are read: a subscription may have
     /// ten thousand.
     fn read_catalog(&mut self, ended: &[u32], all: bool, now: Instant) -> Result<(), PgError> {
@@ -344,8 +344,7 @@ impl Coordinator {
         before
     }
 
-    /// Take in what the catalog has of one table. Returns the error of a copy that a person has to
-    /// look at.
+    /// Takes over the catalog's row of one table. Returns the error of a copy that needs a person.
     fn learn(
         &mut self,
         row: CatalogRow,
@@ -474,7 +473,7 @@ impl Coordinator {
 
     fn start_worker(&self, relation: u32) -> Option<Handle> {
         let table = self.tables.get(&relation)?;
-        // After a failure the snapshot may be what failed: the provider forgets it when the
+        // After a failure the snapshot itself may be the cause: the provider forgets it when the
         // connection breaks.
         let adopted = self
             .adopted

@@ -73,7 +73,7 @@ pub(super) fn drain() -> Result<u64, PgError> {
     })
 }
 
-/// Gives COPY what the feed has.
+/// Gives COPY the bytes of the feed.
 pub(super) fn read(out: &mut [u8], minimum: usize) -> Result<usize, PgError> {
     FEED.with(|cell| match cell.borrow_mut().as_mut() {
         Some(feed) => feed.read(out, minimum),
@@ -82,7 +82,7 @@ pub(super) fn read(out: &mut [u8], minimum: usize) -> Result<usize, PgError> {
 }
 
 impl Feed {
-    /// Fill `out` with what is there; wait only while it has less than `minimum` bytes.
+    /// Fills `out` with the received bytes; waits only while it has less than `minimum` bytes.
     fn read(&mut self, out: &mut [u8], minimum: usize) -> Result<usize, PgError> {
         let mut filled = 0;
         while let Some(room) = out.get_mut(filled..).filter(|room| !room.is_empty()) {

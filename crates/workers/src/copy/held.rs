@@ -162,7 +162,7 @@ pub fn has_rules_there(connection: &mut Connection, table: u32) -> Result<bool, 
     Ok(!found.is_empty())
 }
 
-/// Say what follows where it may not.
+/// Warns of the consequences if the role may not ask.
 pub fn warn() {
     PgError::new(
         SqlState::Warning,
@@ -251,7 +251,7 @@ pub fn take(
     let found = there.query("select pg_current_wal_insert_lsn()")?;
     let lsn = found.get(0, 0).and_then(parse_lsn).unwrap_or(0);
     versions::wait_for_collector(&mut there, lsn)?;
-    // From here on what is read is as the lock has it.
+    // From now on the result is as of the lock.
     let found = there.query("select pg_export_snapshot(), pg_current_wal_insert_lsn()")?;
     let lsn = found.get(0, 1).and_then(parse_lsn);
     let (Some(snapshot), Some(lsn)) = (found.get(0, 0), lsn) else {
@@ -328,7 +328,7 @@ fn applied_there(connection: &mut Connection, table: u32) -> Result<Vec<Applied>
     Ok(rows.iter().filter_map(Applied::parse).collect())
 }
 
-/// A node of which there is something here that the provider should have, and does not have yet.
+/// A node of which this node has changes that the provider should have, and does not have yet.
 fn late(
     connection: &mut Connection,
     table: u32,
@@ -401,8 +401,8 @@ impl Contents {
     /// # Errors
     /// Those of PostgreSQL.
     pub fn remember(&self, task: &Task) -> Result<(), PgError> {
-        // Two subscriptions of the provider's may have the table from one node: what both have has
-        // surely come.
+        // Two subscriptions of the provider's may bring the table's changes from one node: a
+        // position that both have reached is certain.
         for node in &self.there {
             execute_counting(
                 "insert into braid.copied_position (relation, node_id, \"position\", beyond, missing, forwards) \

@@ -261,7 +261,7 @@ impl Target {
         })
     }
 
-    /// The user who writes the rows.
+    /// The role that writes the rows.
     fn writer(&self, subscription: &Subscription) -> pg_sys::Oid {
         if subscription.options.run_as_owner {
             pg_sys::Oid::from(subscription.owner)
@@ -270,8 +270,8 @@ impl Target {
         }
     }
 
-    /// A place for what is to be merged. Made with this process's own rights, which read no row,
-    /// for the user who fills it.
+    /// Creates the staging table for rows that are to be merged. It is created with this process's
+    /// own rights, which read no row, for the role that fills it.
     fn create_staging(
         &self,
         columns: &[String],
@@ -316,9 +316,9 @@ impl Target {
         subscription::execute(&command, &[])
     }
 
-    /// Keeps writers from the table, and those who lock rows: the check of a foreign key waits
-    /// before it looks, and does not see a row leave that comes again. Others wait behind this
-    /// lock, so it is not waited for longer than two seconds.
+    /// Locks writers out of the table, and sessions that lock rows. The check of a foreign key
+    /// waits before it looks, so it does not see a row disappear and reappear. Other sessions wait
+    /// behind this lock, so it is not waited for longer than two seconds.
     ///
     /// # Errors
     /// 55P03 if a transaction does not end in time; those of PostgreSQL.
@@ -514,8 +514,8 @@ impl Target {
         Ok(rows)
     }
 
-    /// Rows whose keys are here already are left to the changes that follow, which made them what
-    /// they are at the provider.
+    /// Rows whose keys exist locally already are left to the changes that follow: these have made
+    /// the rows what they are at the provider.
     fn merge(&self, columns: &[String]) -> Result<u64, PgError> {
         // Rows without columns were not staged.
         if columns.is_empty() {

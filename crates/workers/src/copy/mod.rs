@@ -1,10 +1,11 @@
 //! The initial copy: every table of a subscription as it was at one position of the provider's WAL,
 //! from which on its changes are applied.
 //!
-//! The leader has a [`Coordinator`], which starts one worker a table; [`worker_main`] is what such
-//! a worker runs. A table that was there when the slot was created is copied under the slot's own
-//! snapshot, for as long as the leader keeps that open; any other, and one that has to start again
-//! after that, under a snapshot that its worker takes, at a later position.
+//! The leader has a [`Coordinator`], which starts one worker a table; [`worker_main`] is the
+//! worker's main function. A table that existed when the slot was created is copied under the
+//! slot's own snapshot, for as long as the leader keeps that open. Any other table, and one that
+//! has to start again after that, is copied under a snapshot that its worker takes, at a later
+//! position.
 //!
 //! Invariants: a table's rows, its state `ready` and the position of the snapshot are one commit,
 //! so a copy happens exactly once, whichever process dies. Two workers never copy the same table:
@@ -38,7 +39,7 @@ pub const WORKER_FUNCTION: &str = "braid_copy_main";
 /// Shown as `backend_type` of the worker.
 pub const WORKER_KIND: &str = "braid copy";
 
-// PostgreSQL's own advisory locks have 1 and 2 here (src/backend/utils/adt/lockfuncs.c).
+// PostgreSQL's own advisory locks have 1 and 2 in this field (src/backend/utils/adt/lockfuncs.c).
 const LOCK_CLASS: u16 = 0xb41d;
 
 /// Take the lock that stands for the copy of a table, without waiting: until this process ends, or

@@ -36,8 +36,9 @@ pub(super) struct Start {
     pub(super) made_anew: bool,
 }
 
-/// Say that the copy runs. `None` when there is nothing to do any more. `before` is a snapshot of
-/// the provider, as the text of a `pg_snapshot`; what it does not see comes with the stream.
+/// Records that the copy runs. Returns `None` if there is nothing left to do. `before` is a
+/// snapshot of the provider, as the text of a `pg_snapshot`; transactions that it does not see
+/// arrive by the stream.
 pub(super) fn begin(task: &Task, before: Option<&str>) -> Result<Option<Start>, PgError> {
     // Another leader's worker still copies the table: the coordinator looks again.
     if !try_lock(task.subscription, task.relation, true) {
@@ -118,8 +119,8 @@ pub(super) fn begin(task: &Task, before: Option<&str>) -> Result<Option<Start>, 
     };
     start.namespace = target.namespace;
     start.name = target.name;
-    // The clock is read while nobody can write to the table: whatever commits in it from now on
-    // does so later.
+    // The clock is read while no session can write to the table: all later commits in it have later
+    // times.
     let [subscription, relation] = key(task);
     subscription::execute_counting(
         "update braid.subscription_table set state = 'copying', rows_copied = null, bytes_copied = null, \
@@ -132,7 +133,7 @@ pub(super) fn begin(task: &Task, before: Option<&str>) -> Result<Option<Start>, 
     Ok(Some(start))
 }
 
-/// Notes what the provider has, and as of when it is copied.
+/// Records what the provider publishes of the table, and the snapshot of the copy.
 pub(super) fn record_plan(
     task: &Task,
     published: &Published,
@@ -199,7 +200,7 @@ pub(super) fn finish(task: &Task, from: &From<'_>, copied: Copied) -> Result<(),
         tell_appliers(task);
         return Ok(());
     }
-    // Dropped, refreshed or resynced meanwhile: what was copied must not stay.
+    // The table was dropped, refreshed or resynced meanwhile: the copied rows must not stay.
     Err(PgError::new(
         SqlState::SerializationFailure,
         "the table's state was changed while it was copied",
@@ -273,7 +274,7 @@ fn in_full(hint: &str, task: &Task) -> Result<String, PgError> {
     Ok(with_arguments(hint, subject))
 }
 
-/// For what PostgreSQL raises while it fills a table.
+/// A hint for an error that PostgreSQL raises while it fills a table.
 fn hint(sqlstate: SqlState) -> Option<&'static str> {
     match &sqlstate.class() {
         b"22" => Some(

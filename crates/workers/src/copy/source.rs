@@ -1,4 +1,4 @@
-//! The provider's side of a copy: the snapshot, what of the table is published, and its rows. Run
+//! The provider's side of a copy: the snapshot, the published part of the table, and its rows. Run
 //! by the copy workers.
 
 use braid_bgworker::copy_query::{OwnRows, Published, planned_rows};
@@ -82,7 +82,7 @@ impl Source {
         Self::of(connection, lsn)
     }
 
-    /// Connect, and see the database as it is now, at no position: to look at what there is.
+    /// Connects, and sees the database as it is now, at no position: for reading the catalog.
     ///
     /// # Errors
     /// As [`Source::open`].
@@ -177,8 +177,8 @@ impl Source {
     }
 }
 
-/// A snapshot of a standby that has not replayed yet all that is before the stream: what was
-/// committed in between would be in neither.
+/// The error for a snapshot of a standby that has not replayed all WAL before the stream:
+/// transactions in between would be in neither.
 fn behind(lsn: u64, start: u64) -> PgError {
     PgError::new(
         SqlState::CannotConnectNow,
@@ -251,7 +251,7 @@ pub(crate) fn published(
         ));
     }
     let filters = filters(&rows);
-    // A constraint of that name that is no guard leaves the table what it is.
+    // A constraint of that name that is no guard does not make the table a routed one.
     let guard = rows.get(0, 4).filter(|guard| routing_copy::is_guard(guard));
     let routed = guard
         .map(|guard| {
@@ -343,10 +343,10 @@ fn unpublished(
     ))
 }
 
-/// How much there is to copy: counted in a small table, else as the provider's planner estimates
-/// it, which knows the table's size and filters also when it was never analyzed. Not known if that
-/// fails: the copy itself need not plan a query, and says what is wrong if it is wrong for it as
-/// well.
+/// The size of the copy: counted in a small table, else as the provider's planner estimates it. The
+/// planner knows the table's size and filters also if the table was never analyzed. If that fails,
+/// the size is not known: the copy itself need not plan a query, and reports the error if it has
+/// the same one.
 fn measure(
     connection: &mut Connection,
     as_owner: AsOwner,
@@ -370,7 +370,7 @@ fn measure(
     Ok(())
 }
 
-/// No rows for what the other node refuses.
+/// No rows if the other node refuses the query.
 fn known(found: libpq::Result<Rows>) -> libpq::Result<Rows> {
     match found {
         Err(libpq::Error::Server { .. }) => Ok(Rows::default()),

@@ -33,7 +33,7 @@ use crate::purge::{MARGIN_MICROS, arrived};
 
 /// Rows that are written at a time.
 const PIECE: usize = 1000;
-/// How long the provider may take to collect what was deleted before the copy.
+/// How long the provider may take to collect deletions from before the copy.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Between two looks.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -52,11 +52,11 @@ pub struct Reach {
     pub has_own: bool,
 }
 
-/// Bring along what is not known of the rows that were just copied. Since when that reaches,
-/// microseconds since 1970-01-01 UTC; `None`: nothing was asked for.
+/// Brings along the versions of the rows that were just copied, and of deletions. Returns the time
+/// to which that reaches back, microseconds since 1970-01-01 UTC; `None`: nothing was asked for.
 ///
 /// # Errors
-/// The provider's; 40001 where it has not collected its deletions in time.
+/// The provider's; 40001 if it has not collected its deletions in time.
 pub fn bring_along(
     task: &Task,
     published: &Published,
@@ -102,7 +102,7 @@ pub fn bring_along(
             tombstone::store(&piece.iter().map(removal).collect::<Vec<_>>())
         };
         newest = newest.max(receive(task, source, &mut nodes, removals)?);
-        // And so whose row such a removal gets that comes here later.
+        // These also decide which row a removal gets that arrives later.
         source
             .connection
             .start_copy(&published.taken_rows_command(since))?;
@@ -205,7 +205,7 @@ fn since(subscription: u32) -> Result<Option<i64>, PgError> {
         .collect();
     let since = match arrived(&others)? {
         Some(reached) => reached,
-        // One of them has not come as far as to say.
+        // One of the subscriptions has not reported its position yet.
         None => found
             .iter()
             .filter_map(|row| number(row, 1))
@@ -235,10 +235,10 @@ fn may_ask(source: &mut Source) -> Result<bool, PgError> {
     Ok(may)
 }
 
-/// Wait until the provider has collected what was deleted there before a position in its WAL.
+/// Waits until the provider has collected the deletions before a position in its WAL.
 ///
 /// # Errors
-/// The provider's; 40001 where it takes too long.
+/// The provider's; 40001 if it takes too long.
 pub fn wait_for_collector(connection: &mut Connection, lsn: u64) -> Result<(), PgError> {
     let lsn = lsn_text(lsn);
     let question = format!(
@@ -270,7 +270,8 @@ struct Brought {
     merged: bool,
 }
 
-/// Take what COPY sends and store it in pieces. Returns the time up to which it is to be kept.
+/// Receives the lines of COPY and stores them in chunks. Returns the time up to which they are to
+/// be kept.
 fn receive(
     task: &Task,
     source: &mut Source,

@@ -1,5 +1,5 @@
 //! A copy worker: one table, then it ends. Started by the [`Coordinator`](super::Coordinator),
-//! which learns from the catalog what came of it.
+//! which learns the result from the catalog.
 
 use std::cell::Cell;
 use std::collections::HashSet;
@@ -41,8 +41,9 @@ pub struct Task {
     pub failures: u32,
 }
 
-/// Where another node's row, or this one's, keeps one of the provider's out, the two will meet on
-/// these nodes too, and one leaves. The table is copied again until its copy has failed so often.
+/// If a row of another node, or of this one, keeps a row of the provider out, the two will conflict
+/// on these nodes too, and one is deleted. The table is copied again until its copy has failed this
+/// often.
 const UNTIL_THEY_MEET: u32 = 6;
 /// Rows that are kept out and may come with the changes that follow.
 const MET_AT_A_TIME: usize = 1000;
@@ -76,8 +77,9 @@ impl Task {
     }
 }
 
-/// A provider in recovery may lack what it has once it is promoted. The coordinator knows a failure
-/// by its SQLSTATE alone, so one that may pass gets that of a server that is not ready.
+/// A provider in recovery may lack objects that exist once it is promoted. The coordinator knows a
+/// failure by its SQLSTATE alone, so a failure that may pass gets the SQLSTATE of a server that is
+/// not ready.
 fn of_standby(failure: PgError) -> PgError {
     if !failure.in_recovery || !is_permanent(&failure, true) {
         return failure;
@@ -153,8 +155,8 @@ fn run(task: &Task) -> Result<(), PgError> {
         worker::set("lock_timeout", LOCK_TIMEOUT);
     }
     worker::report_activity(&format!("copying {}.{}", start.namespace, start.name));
-    // Another attempt may meet rows of this node that keep the provider's out. The provider decides
-    // which of two such rows leaves, once it has both.
+    // Another attempt may find local rows that keep the provider's rows out. The provider decides
+    // which of two such rows is deleted, once it has both.
     let node = error::transaction(subscription::local_node)?;
     let has_own = task.failures > 0 && start.began_at.is_some() && start.first_lsn.is_some();
     if start.made_anew || has_own {
@@ -255,8 +257,8 @@ fn snapshot_before(task: &Task) -> Result<Option<String>, PgError> {
     Ok(source.and_then(Result::ok).map(|source| source.snapshot))
 }
 
-/// Wait until the provider has what this node wrote to the table, or to its predecessor: it is in
-/// the copy then. Where the provider waits for this node in turn, the copy goes on without.
+/// Waits until the provider has all that this node wrote to the table, or to its predecessor: then
+/// the copy includes it. If the provider waits for this node in turn, the copy goes on without.
 fn await_own(task: &Task, start: &Start, node: &str) -> Result<(), PgError> {
     let mut source = Source::look(&start.subscription)?;
     let publications = &start.subscription.options.publications;
@@ -387,9 +389,9 @@ fn fill(
         // Rows of its own that the provider does not have.
         _ if plan.is_held && !is_keyless && !target.is_empty()? => (Filling::Beside, lsn),
         _ if plan.is_held => (Filling::Empty, lsn),
-        // Rows that were written here since the first attempt may have been changed at the provider
-        // before this one's snapshot. The changes since the first one's were held back, and all of
-        // them are applied.
+        // Rows that were written locally since the first attempt may have been changed at the
+        // provider before this attempt's snapshot. The changes since the first snapshot were held
+        // back, and all of them are applied.
         Some(first) if !target.is_empty()? => (Filling::Beside, first.min(lsn)),
         _ => (Filling::Empty, lsn),
     };
@@ -465,8 +467,8 @@ fn kept_out(task: &Task, missing: PgError) -> PgError {
     )
 }
 
-/// Whether all rows that are kept out come with the changes that follow: sessions of the provider
-/// have written them since the first attempt's snapshot. The two meet as changes do then.
+/// Whether all rows that are kept out arrive with the changes that follow: sessions of the provider
+/// have written them since the first attempt's snapshot. Then they conflict as changes do.
 fn come_later(
     task: &Task,
     published: &Published,
@@ -560,7 +562,7 @@ fn settle(
                 "rows that were copied were written here meanwhile",
             ));
         }
-        // With what left as deleted, too, which is found once more.
+        // Also with rows that were removed as deleted: the next round finds them once more.
         filled.copied.rows += target.merge_again(&filled.columns, run_as)?;
     }
     if deleted + replaced > 0 {
@@ -572,7 +574,7 @@ fn settle(
     Ok(())
 }
 
-/// How long a copy waits for the provider to have what this node has written, and how often.
+/// Time limit of one wait until the provider has this node's changes, and number of attempts.
 const OWN_PATIENCE: Duration = Duration::from_secs(3);
 const OWN_ATTEMPTS: u32 = 2;
 

@@ -1,11 +1,11 @@
 //! Rows of another node, decided about in a transaction of this node's own. Run by the steps
 //! process of a group's member ([`crate::group`]).
 //!
-//! The rows meet those that are here as inserts that come by a subscription do: by their versions,
-//! by the table's rules, with losers in `braid.conflict_history`. But what is written is this
-//! node's own change, and goes to all others as such.
+//! The rows conflict with local ones like inserts of a subscription: they are decided by their
+//! versions and the table's rules, with losers in `braid.conflict_history`. But the written rows
+//! are this node's own change, and go to all others as such.
 //!
-//! Not for: which version the transaction has, which the caller says.
+//! Not for: the version of the transaction, which the caller sets.
 
 use braid_apply::{Identity, NO_SUBSCRIPTION, Session};
 use braid_gir::{
@@ -18,10 +18,10 @@ use pgrx::pg_sys;
 
 use super::{SESSION, settings_for, with_session};
 
-/// Rows here of no known version count as this old (Unix microseconds): older than any that has
-/// one.
+/// Local rows of unknown version count as this old (Unix microseconds): older than any known
+/// version.
 const UNKNOWN_HERE: i64 = 1;
-/// Rows that come, of no known version, are older still.
+/// Incoming rows of unknown version are older still.
 pub(crate) const UNKNOWN_THERE: i64 = 0;
 
 /// A row that comes.
@@ -72,7 +72,7 @@ pub(crate) fn decide(into: &Into<'_>, incoming: &[Incoming]) -> Result<(), PgErr
     Ok(())
 }
 
-/// The record that says what the rows look like.
+/// The schema record of the rows.
 fn schema(into: &Into<'_>) -> Result<Writer, PgError> {
     let found = rows(
         "select n.nspname::text, c.relname::text, a.attname::text, t.typname::text, tn.nspname::text, \

@@ -171,8 +171,8 @@ fn before_commit() {
     if let Err(error) = stored {
         error.raise();
     }
-    // The position is for those who look at the origin; an abort from here on may leave it ahead,
-    // and nothing goes by it.
+    // The position is only for display of the origin; an abort after this may leave it ahead, and
+    // nothing depends on it.
     session_origin::set_position(lsn);
     set_timestamp();
 }

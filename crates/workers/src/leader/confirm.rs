@@ -20,11 +20,11 @@ use super::reception::Reception;
 const LONGEST_REST: Duration = Duration::from_secs(2);
 /// An answer on the second connection is looked for this often.
 const ASKING: Duration = Duration::from_millis(100);
-/// By which what is due after some time is looked at when that is over.
+/// Work that is due after some time is done when this time is over.
 const A_MOMENT: Duration = Duration::from_millis(1);
 
 impl Reception {
-    /// Take note of what is committed since the last time.
+    /// Takes note of the commits since the last call.
     pub(super) fn collect(&mut self) {
         let committed = self.group.ring.committed();
         if let Some(timestamp) = self.confirmation.collect(committed, &mut self.producer) {
@@ -139,7 +139,7 @@ impl Reception {
         }
     }
 
-    /// A subscription that had stopped is past what it stopped at.
+    /// Forgets the stop, if the subscription is past the transaction at which it had stopped.
     pub(super) fn forget_stop(&mut self) {
         let Some(lsn) = self.subscription.stopped_at else {
             return;
@@ -157,8 +157,9 @@ impl Reception {
         }
     }
 
-    /// Leave what the provider sends where it is for a while, so that it sends no more. Its
-    /// requests for a sign of life lie there too: so it is given one without being asked.
+    /// Leaves the provider's messages in the socket for a while, so that the provider stops
+    /// sending. Its requests for a sign of life wait in the socket, too: so the leader reports
+    /// without being asked.
     pub(super) fn hold_back(&mut self, pause: Duration) {
         self.contact.looked_away(Instant::now());
         self.report_while_held();
@@ -167,7 +168,7 @@ impl Reception {
         }
     }
 
-    /// Nobody sees what the provider asks for.
+    /// Reports unasked, as the provider's requests are not read.
     pub(super) fn report_while_held(&mut self) {
         self.contact.report_unasked(Instant::now());
     }
@@ -179,8 +180,8 @@ impl Reception {
         }
     }
 
-    /// How long there is nothing to do but to receive; `None`: commits are there to be taken note
-    /// of. Appliers set the latch when there will be.
+    /// How long the leader has nothing to do but receive. `None`: there are commits to take note
+    /// of. Appliers set the latch when there are new ones.
     pub(super) fn time_to_rest(&self) -> Option<Duration> {
         // The leader need not wake for each commit: it wakes when all are committed, and from time
         // to time.

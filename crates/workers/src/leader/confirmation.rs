@@ -66,7 +66,7 @@ impl Confirmation {
         self.collected
     }
 
-    /// Takes note of what is `committed` since the last time. Returns when the last of that was
+    /// Takes note of the transactions up to `committed`. Returns when the last of them was
     /// committed at the provider.
     pub(super) fn collect(&mut self, committed: u64, producer: &mut Producer) -> Option<i64> {
         let mut last_timestamp = None;
@@ -88,7 +88,7 @@ impl Confirmation {
         }
     }
 
-    /// Whether commits here are not durable yet.
+    /// Whether local commits are not durable yet.
     pub(super) fn is_behind(&self) -> bool {
         self.progress.unflushed().is_some()
     }
@@ -108,15 +108,15 @@ impl Confirmation {
             && ((idle && self.durability.is_eager())
                 || now.duration_since(self.last_flush) > self.pause())
         {
-            // One flush here for all that was committed, instead of one in each commit; waiting for
-            // the WAL writer would hold up a provider whose commits wait for this node.
+            // One flush for all commits, instead of one in each commit; waiting for the WAL writer
+            // would delay a provider whose commits wait for this node.
             wal::flush(local_end);
             self.last_flush = now;
         }
     }
 
-    /// Returns the positions to report, and raises the bound of what may be confirmed where it is
-    /// too low.
+    /// Returns the positions to report, and raises the bound of what may be confirmed if it is too
+    /// low.
     pub(super) fn positions(
         &mut self,
         subscription: u32,

@@ -1,8 +1,8 @@
 //! Up to where this subscription has confirmed, as `braid.confirmed` has it: the durable side of
 //! [`braid_bgworker::lease`]. Run by the leader, also while it ends.
 //!
-//! Invariant: nothing beyond `up_to` is ever reported as flushed. So a slot that begins beyond it
-//! was not moved there by this end.
+//! Invariant: nothing beyond `up_to` is ever reported as flushed. So if a slot begins beyond it,
+//! this leader has not moved it there.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -78,8 +78,8 @@ pub(super) fn check_slot(
     Ok(Bounds { up_to, held })
 }
 
-/// Up to where may be confirmed for the sake of members that have joined while the provider was
-/// away. Somebody who is about to have something held back is waited for.
+/// The limit of confirmation for the sake of members that have joined while the provider was away.
+/// Waits for a session that is about to add such a limit.
 fn held(id: u32) -> Result<Option<u64>, PgError> {
     error::transaction(|| {
         subscription::limit_lock_waits()?;

@@ -1,5 +1,5 @@
-//! The subscription's tables while it streams: which of them are yet to be copied, and by whom. Run
-//! by the leader.
+//! The subscription's tables while it streams: which of them are still to be copied, and by which
+//! worker. Run by the leader.
 
 use std::sync::atomic::Ordering;
 
@@ -73,8 +73,8 @@ impl Copies {
         entry.tables_version.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Tables may have come or gone. Nothing of what is in flight depends on it: a table that has
-    /// just come is skipped up to its copy.
+    /// Reads the catalog again if tables may have been added or removed. No transaction in flight
+    /// depends on it: the changes of an added table are skipped up to its copy.
     pub(super) fn follow_catalog(&mut self, entry: &SubscriptionEntry) {
         let catalog_version = entry.catalog_version.load(Ordering::Acquire);
         if catalog_version == self.catalog_version {

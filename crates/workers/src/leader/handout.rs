@@ -46,8 +46,8 @@ impl Handout {
         self.unpublished.is_due()
     }
 
-    /// Whether more of what is joined is about to come, and what is complete may wait for it: as it
-    /// does while the provider has sent so much that it has more, and for a moment at most.
+    /// Whether more transactions that can be joined are about to arrive, so that complete ones may
+    /// wait for them. That is so while full messages arrive, and for a moment at most.
     pub(super) fn awaits_more(&self, silence: impl FnOnce() -> Duration) -> bool {
         self.unpublished.awaits_more(silence)
     }

@@ -28,7 +28,7 @@ use super::reception::Reception;
 use super::{End, out_of_order};
 use crate::copy;
 
-/// Rows that are looked at to find out who filled a table.
+/// Number of rows that are read to find out which node filled a table.
 const LOOKED_AT: u32 = 1000;
 
 /// A relation of the stream.
@@ -361,7 +361,7 @@ fn comes_renamed(
         && subscription::add_table(id, namespace, name, InitialCopy::Yes)?)
 }
 
-/// Ask the provider what has become of a relation.
+/// Asks the provider for the state of a relation.
 fn ask(reception: &Reception, relation: &Relation) -> Result<There, End> {
     let subscription = &reception.subscription;
     let mut connection = open_beside(&reception.connection, subscription)?;
@@ -520,8 +520,8 @@ impl Facts {
     /// Finds out whether a successor table has the rows of the former one.
     fn look_at_successor(&mut self, id: u32, was_ready: bool) -> Result<(), PgError> {
         let (is_empty, is_keyless) = copy::look_into(self.oid)?;
-        // The row of a system column is never updated; that of the row type is when the table is
-        // renamed.
+        // The row of a system column is never updated; the row of the row type is, when the table
+        // is renamed.
         let made = rows(
             "select a.xmin::text, y.xmin::text, \
              case when y.xmin::text::bigint >= 3 then pg_catalog.pg_xact_commit_timestamp(y.xmin)::text end, \

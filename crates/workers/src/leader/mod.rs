@@ -1,15 +1,15 @@
-//! The leader process of a subscription: receives the stream, schedules its transactions, confirms
-//! what is durable.
+//! The leader process of a subscription: receives the stream, schedules its transactions, and
+//! confirms durable commits.
 //!
 //! Its life: connect, create the slot (phase `slot`), have the tables copied (phase `copy`), then
-//! stream (phase `stream`) until something ends it. It ends after any failure: what is broken for
-//! good is recorded in the catalog, and the subscription stops; everything else is left to the
-//! manager, which starts a new leader after a pause. Nothing is carried over but what is durable,
-//! so a restart is the one way of recovering.
+//! stream (phase `stream`) until something ends it. It ends after any failure. A permanent failure
+//! is recorded in the catalog, and the subscription stops. After any other failure the manager
+//! starts a new leader after a pause. Only durable state is carried over, so a restart is the one
+//! way of recovering.
 //!
-//! Invariants: what is confirmed as flushed is durably committed here (I1); a transaction is handed
-//! out whole or, when it is too large for the ring, alone (I6, I9); no byte from the network is
-//! trusted (I10).
+//! Invariants: a position that is confirmed as flushed is durably committed on this node (I1); a
+//! transaction is handed out whole or, when it is too large for the ring, alone (I6, I9); no byte
+//! from the network is trusted (I10).
 
 mod confirm;
 mod confirmation;
@@ -53,8 +53,8 @@ use crate::copy::Coordinator;
 use provider::{create_slot, open_beside, published_tables, rules_for_all_nodes};
 use reception::Reception;
 
-/// How often in a row what comes from the provider may be invalid before the subscription stops: a
-/// connection may be broken, or the two may not understand each other.
+/// How often in a row the provider's messages may be invalid before the subscription stops: a
+/// connection may be broken, or the two nodes may not understand each other.
 const GARBLED_ATTEMPTS: u32 = 8;
 /// Attempts if the provider has removed the required WAL.
 const REMOVED_ATTEMPTS: u32 = 3;
@@ -111,7 +111,7 @@ impl From<libpq::Error> for End {
         let garbled = matches!(error, libpq::Error::Unexpected(_));
         let mut error = PgError::from(error);
         if garbled {
-            // As what the records' reader refuses.
+            // Like an error of the records' reader.
             error.message = format!("connection to the provider: {}", error.message);
             return Self::Transient(error, 0);
         }

@@ -1,10 +1,10 @@
-//! Transactions that are prepared at the provider, and what becomes of them.
+//! Transactions that are prepared at the provider, and their ends.
 //!
-//! A transaction that is prepared takes its turn as any other, and ends with PREPARE TRANSACTION
-//! here instead of a commit. Its end is a turn of its own, and a barrier for all: whatever needs a
-//! row that it holds was committed at the provider after its end, so it comes after it in the
-//! stream, but which keys it has nobody remembers that long. Nothing is held back for it here
-//! meanwhile: positions go past it, since it is as durable as what is committed.
+//! A transaction that is prepared takes its turn as any other, and ends on this node with PREPARE
+//! TRANSACTION instead of a commit. Its end is a turn of its own, and a barrier for all. A
+//! transaction that needs a row which it has locked was committed at the provider after its end, so
+//! it follows in the stream; but its keys are not remembered that long. It holds nothing back
+//! meanwhile: positions move past it, since it is as durable as a committed one.
 
 use braid_gir::{Prepared, Record, Writer};
 
@@ -30,8 +30,8 @@ impl Reception {
         Ok(())
     }
 
-    /// Of a prepared transaction that is to be skipped, store that it is prepared, or finished:
-    /// what comes of it later must find it.
+    /// Stores of a prepared transaction that is to be skipped that it is prepared, or finished: its
+    /// later end must find it.
     pub(super) fn store_outline(&mut self) -> Result<(), End> {
         let Some(in_hand) = self.in_hand.as_mut() else {
             return Ok(());

@@ -72,8 +72,8 @@ pub(super) fn create_slot(
     let rows = match connection.query(&create) {
         Ok(rows) => rows,
         Err(error) => {
-            // A connection that broke, or a server that stops, may have created it; whatever else
-            // it says, it has not.
+            // If the connection broke, or the server stops, the slot may have been created; after
+            // any other error it was not.
             if !["08", "57"]
                 .iter()
                 .any(|class| error.sqlstate().is_of(class))
@@ -170,7 +170,7 @@ pub(super) struct Provider {
     pub(super) all_tables: bool,
     /// The end of its WAL.
     pub(super) end: u64,
-    /// Where the slot begins: what was committed before is not sent.
+    /// Where the slot begins: earlier commits are not sent.
     pub(super) slot_begins: u64,
     /// The provider is a standby.
     pub(super) in_recovery: bool,
@@ -233,7 +233,8 @@ fn check_standing(connection: &mut Connection) -> Result<(), End> {
     Err(End::Transient(error, 0))
 }
 
-/// Look at the provider before streaming: what can be said better than START_REPLICATION says it.
+/// Checks the provider before streaming, for problems that START_REPLICATION would report less
+/// clearly.
 pub(super) fn check_provider(
     connection: &mut Connection,
     subscription: &Subscription,

@@ -1,12 +1,12 @@
 //! How far the provider's WAL reaches, for the views that show the lag. Run by the leader.
 //!
-//! The stream tells the end of the provider's WAL when the provider has sent all of it, and at no
-//! other time: the messages before that name the position that the provider has read. So while the
-//! subscription is behind, the leader asks by a second connection. It never waits for an answer,
-//! and closes the connection when the subscription has caught up.
+//! The stream reports the end of the provider's WAL only when the provider has sent all of it:
+//! earlier messages name the position that the provider has read. So while the subscription is
+//! behind, the leader asks by a second connection. It never waits for an answer, and closes the
+//! connection when the subscription has caught up.
 //!
-//! Not for what is applied: no position from here is confirmed or compared with one that was
-//! received.
+//! Not for applied changes: positions of this module are never confirmed, nor compared with
+//! received ones.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -151,8 +151,8 @@ impl Reception {
                 })
             }
         };
-        // The provider may have no room for another connection. The stream itself tells what is
-        // wrong with the provider.
+        // The provider may have no room for another connection. The stream itself reports problems
+        // of the provider.
         watch.asking = step.unwrap_or_else(|_| {
             watch.next = now + PAUSE_AFTER_FAILURE;
             Asking::No

@@ -25,7 +25,7 @@ use crate::applier::here;
 use crate::copy::Readiness;
 
 /// How far a commit record's end may lie behind its start: XLogRecordMaxSize of
-/// src/include/access/xlogrecord.h, 18, and what page headers add to it.
+/// src/include/access/xlogrecord.h, 18, with page headers.
 const MAX_COMMIT_RECORD: u64 = 1 << 31;
 /// How long the manager may take to act on options that have changed, and how long a leader rests
 /// until it looks whether it has.
@@ -53,8 +53,8 @@ fn is_replaced(tag: Tag, body: &[u8]) -> Result<bool, End> {
 }
 
 impl Reception {
-    /// Take a frame apart into the pieces of transactions and store them. The provider had read WAL
-    /// up to `read` when it sent it.
+    /// Splits a frame into the parts of transactions and stores them. The provider had read WAL up
+    /// to `read` when it sent the frame.
     pub(super) fn frame(&mut self, frame: &[u8], read: u64) -> Result<(), End> {
         let mut reader = Reader::new(frame);
         self.records(frame, read, &mut reader)
@@ -203,7 +203,7 @@ impl Reception {
         } else if all_tables && self.segments.is_open() {
             self.segments.tentative.insert(schema.number.0);
         } else if is_new {
-            // Of one that is known, the first change shows whether it is still the same
+            // For a known table, the first change shows whether it is still the same one
             // (`look_at_table`).
             self.adopt_table(schema.namespace, schema.name)?;
         }
@@ -243,10 +243,10 @@ impl Reception {
         Ok(())
     }
 
-    /// A transaction of the leader's own that looks into users' tables. Somebody may have locked
-    /// one, or wait for it in front of the leader: as long as that takes, what is to be done from
-    /// time to time is done. It may be what ends the lock: what is prepared here holds its locks
-    /// until the leader has read its end, or has given it up.
+    /// Runs a transaction of the leader's own that reads users' tables. Another session may have
+    /// locked one, or wait for it in front of the leader. As long as that takes, the leader does
+    /// its periodic work. That work may be what ends the lock: a transaction prepared on this node
+    /// holds its locks until the leader has read its end, or has given it up.
     pub(super) fn without_blocking<T>(
         &mut self,
         mut work: impl FnMut() -> Result<T, PgError>,
@@ -293,8 +293,9 @@ impl Reception {
         self.expect_rest(begin.commit_lsn)?;
         let skip = self.subscription.skip_lsn;
         let skip = skip != 0 && begin.commit_lsn == skip;
-        // A change never goes back to where it came from (I8), whatever a provider sends.
-        // Nor is what an earlier leader's appliers have committed before others (I1).
+        // A change never goes back to its origin (I8), whatever a provider sends. Nor is a
+        // transaction applied again that an earlier leader's appliers have committed before others
+        // (I1).
         let discard =
             begin.origin == self.local_node || self.resumption.is_committed(begin.commit_lsn);
         if !skip && !discard {
@@ -458,7 +459,7 @@ impl Reception {
         self.in_hand.as_ref().is_some_and(|in_hand| in_hand.has_ddl)
     }
 
-    /// Waits until all is applied, or parked: what comes next is looked at under the schema that a
+    /// Waits until all is applied, or parked: later changes are examined under the schema that a
     /// statement has left.
     fn wait_for_statement(&mut self) -> Result<(), End> {
         self.wait_for_all()?;
@@ -558,9 +559,9 @@ impl Reception {
     /// or released room since `tail` was read; and keep the connection alive meanwhile.
     pub(super) fn wait_for_commits(&mut self, tail: u64) -> Result<(), End> {
         self.hand_out();
-        // Looked at before anything is collected: else a commit that made room after the failed
-        // attempt would count as known, and be slept on. A wake-up for half of what is there: one
-        // for each commit would cost more than the commit.
+        // Read before anything is collected: otherwise a commit that made room after the failed
+        // attempt would count as known, and the leader would sleep. Wake up when half of the
+        // transactions are committed: a wake-up for each commit would cost more than the commit.
         let last = self.group.ring.published();
         let collected = self.confirmation.collected();
         self.group
@@ -584,8 +585,8 @@ impl Reception {
         let Some(in_hand) = self.in_hand.take() else {
             return Err(out_of_order());
         };
-        // Everything before an end that is committed here counts as received, and is never asked
-        // for again.
+        // Everything before an end that is committed on this node counts as received, and is never
+        // requested again.
         if in_hand.begin_commit_lsn != commit.commit_lsn
             || in_hand.commit_timestamp != commit.commit_timestamp
             || commit.end_lsn <= commit.commit_lsn

@@ -121,7 +121,7 @@ fn takes_running(subscription: &Subscription, entry: &SubscriptionEntry) -> bool
         && !(is_limited && entry.anew.whole.load(Ordering::Acquire) == 1)
 }
 
-/// Have the provider send what it has from `start` on.
+/// Has the provider send changes from `start` on.
 fn start_streaming(
     subscription: &Subscription,
     local_node: &str,
@@ -162,8 +162,8 @@ fn start_streaming(
     ))?)
 }
 
-/// Where it goes on, what of what comes then is committed here already, and what may be applied
-/// while it runs.
+/// Returns where the stream resumes, which of the following transactions are committed on this node
+/// already, and which transaction may be applied while it is in progress.
 fn come_so_far(subscription: &Subscription, most: usize) -> Result<(Resumption, Watch), PgError> {
     let (start, ahead, half_applied, watch) = error::transaction(|| {
         origin::ensure(subscription.id, &subscription.provider, most)?;
@@ -289,7 +289,8 @@ impl Reception {
         Ok(reception)
     }
 
-    /// The stream goes on at `position`: what is committed in part must not lie before it.
+    /// Checks that the stream resumes at `position`: a transaction that is committed in part must
+    /// not lie before it.
     pub(super) fn expect_rest(&mut self, position: u64) -> Result<(), End> {
         let Some(half) = self.resumption.lost_rest(position) else {
             return Ok(());
@@ -373,12 +374,13 @@ impl Reception {
         Ok(true)
     }
 
-    /// Something else is to be done first: what is complete is for appliers.
+    /// Other work is to be done first: appliers get the complete transactions.
     pub(super) fn hand_out(&mut self) {
         self.handout.hand_out(&self.group, &self.producer);
     }
 
-    /// Whether more of what is joined is about to come, and what is complete may wait for it.
+    /// Whether more transactions that can be joined are about to arrive, so that complete ones may
+    /// wait for them.
     pub(super) fn awaits_more(&self) -> bool {
         self.handout
             .awaits_more(|| self.contact.silence(Instant::now()))
@@ -426,7 +428,7 @@ impl Reception {
         }
     }
 
-    /// Publish what was counted of scheduling, if it is time to, or `now`.
+    /// Publishes the counts of scheduling, if it is time to, or `now`.
     pub(super) fn publish_schedule(&mut self, now: bool) {
         self.scheduling.publish(now, self.group.ring, self.entry);
     }
@@ -502,8 +504,8 @@ impl Reception {
                 Ok(())
             }
             Some(b'k') => {
-                // Up to here WAL was read; what was sent says the stream itself, as transactions
-                // may be held back.
+                // WAL was read up to this position. The stream itself shows what was sent, as
+                // transactions may be held back.
                 let end = position(1)?;
                 entry.provider_lsn.fetch_max(end, Ordering::Relaxed);
                 let there = position(9)?.cast_signed();

@@ -1,5 +1,5 @@
-//! Having a transaction applied while it runs at the provider (`braid_bgworker::running`): which
-//! one, what of it, and until when.
+//! Has a transaction applied while it is in progress at the provider (`braid_bgworker::running`):
+//! chooses it, checks its content, and ends that again.
 
 use braid_bgworker::subscription_option::{ApplyMode, Origin, Streaming};
 use std::collections::HashSet;
@@ -38,8 +38,8 @@ pub(super) struct Watch {
 impl Watch {
     /// For a subscription that may have so many appliers. In a transaction.
     pub(super) fn new(subscription: &Subscription, most: usize) -> Result<Self, PgError> {
-        // Pieces commit before the end, what is parked is parked whole, and where transactions of
-        // others are passed on, whose one is says its end.
+        // Chunks commit before the end. A parked transaction is parked as a whole. If transactions
+        // of other nodes are forwarded, only the end says whose a transaction is.
         let may = subscription.options.streaming == Streaming::Parallel
             && subscription.options.apply_mode != ApplyMode::Serial
             && subscription.options.split_transactions_above == 0
@@ -65,7 +65,7 @@ impl Watch {
         self.number.map_or(most, |number| number + 1)
     }
 
-    /// Whether it is worth looking at what comes in segments.
+    /// Whether segments need to be examined.
     pub(super) fn is_wanted(&self) -> bool {
         self.number.is_some()
     }
@@ -172,7 +172,7 @@ impl Reception {
         Ok(self.segments.unfit(xid))
     }
 
-    /// A segment has ended: what was handed to its transaction's file may be applied.
+    /// A segment has ended: the process may apply what its transaction's file has.
     pub(super) fn supply(&mut self, xid: u32) -> Result<(), End> {
         let Some(number) = self.watch.number else {
             return Ok(());
@@ -210,7 +210,7 @@ impl Reception {
         self.hand_over(xid)
     }
 
-    /// Tell the process how much there is.
+    /// Publishes the length of the file for the process.
     fn hand_over(&mut self, xid: u32) -> Result<(), End> {
         let running = self.group.running();
         if let Some(length) = self.segments.hand_over(xid)? {
@@ -268,7 +268,7 @@ impl Reception {
         if running.state() == State::GivenUp {
             self.segments.leave(running.xid());
         }
-        // The applier that waits for it is to see what became of it.
+        // The applier that waits for it has to see the outcome.
         let sequence = running.ending().sequence;
         if sequence == 0 || self.group.ring.committed() >= sequence {
             self.watch.process = None;
@@ -276,8 +276,8 @@ impl Reception {
         }
     }
 
-    /// A running transaction has committed at the provider. Whether it is applied by the process,
-    /// which has all of it then.
+    /// An in-progress transaction has committed at the provider. Returns whether the process
+    /// applies it; then the process has all of it.
     pub(super) fn is_applied_elsewhere(
         &mut self,
         xid: u32,

@@ -73,13 +73,13 @@ impl Schedule {
         }
     }
 
-    /// Whether it is time to publish what is new.
+    /// Whether it is time to publish new counts.
     pub(super) fn is_due(&self) -> bool {
         self.at.elapsed() >= INTERVAL
     }
 
-    /// Adds what is new to the shared numbers: what the tracker has counted by `now`, and what is
-    /// in flight, `width`.
+    /// Adds new counts to the shared numbers: those of the tracker up to `now`, and the number in
+    /// flight, `width`.
     pub(super) fn publish(
         &mut self,
         now: Statistics,

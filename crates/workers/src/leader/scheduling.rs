@@ -127,7 +127,7 @@ impl Scheduling {
         self.tracker.finish().at_most(EDGES)
     }
 
-    /// Publishes what was counted, if it is time to, or `now`: before a sleep of unknown length.
+    /// Publishes the counts, if it is time to, or `now`: before a sleep of unknown length.
     pub(super) fn publish(&mut self, now: bool, ring: Ring, entry: &SubscriptionEntry) {
         if !now && !self.schedule.is_due() {
             return;

@@ -18,8 +18,8 @@ use super::reception::Reception;
 use super::running::Content;
 use super::{End, out_of_order};
 
-/// How much of a transaction is read back at once, if its pieces are small: of one with many
-/// subtransactions they are.
+/// How much of a transaction is read back at once, if its blocks are small: they are if it has many
+/// subtransactions.
 const READ_BACK: usize = 256 * 1024;
 
 /// The received part of a transaction.

@@ -28,7 +28,7 @@ use super::reception::Reception;
 
 /// Questions before streaming: the first one finds nothing prepared at the provider.
 const QUESTIONS: usize = 3;
-/// Microseconds until the next burst where what was measured is to be confirmed.
+/// Microseconds until the next burst if a measurement is to be confirmed.
 const SOON: i64 = 1_000_000;
 /// This node's clock was set if it moves by more microseconds than the monotonic one.
 const SET_HERE: i64 = 10_000;
@@ -220,7 +220,7 @@ fn in_ms(micros: i64) -> String {
 }
 
 impl Reception {
-    /// Ask what time it is at the provider, when it is time to.
+    /// Asks for the provider's time, when it is due.
     pub(super) fn ask_for_time(&mut self) -> Result<(), End> {
         // While the stream is held back nothing is read, and that is not taken for silence:
         // `last_message` moves on.

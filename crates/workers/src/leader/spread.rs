@@ -65,8 +65,8 @@ impl Reception {
             Some(Breadth::One) => 1,
             Some(Breadth::All) | None => usize::MAX,
         });
-        // Some have something to take now; and what was left for one that is to wait is for
-        // another.
+        // Some appliers have something to claim now; and transactions left for an applier that is
+        // to wait are for another one.
         for latch in ring.all_appliers().iter() {
             process::set_latch(latch);
         }

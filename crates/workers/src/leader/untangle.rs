@@ -1,5 +1,5 @@
-//! A transaction that is prepared here can be what those wait for that come before its end
-//! (`braid_bgworker::lock_circle`). It is given up then.
+//! An earlier transaction of the stream may wait for one that is prepared on this node
+//! (`braid_bgworker::lock_circle`). Then the prepared one is given up.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -35,7 +35,7 @@ impl Tangle {
 }
 
 impl Reception {
-    /// Give up what is prepared and is waited for by what comes before its end.
+    /// Gives up prepared transactions for which a transaction waits that comes before their end.
     pub(super) fn untangle(&mut self) -> Result<(), End> {
         if !self.subscription.options.two_phase
             || !self.in_flight()

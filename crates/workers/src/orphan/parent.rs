@@ -85,7 +85,7 @@ enum Outcome {
 /// Puts back the rows that these rows refer to, and records that; or that it can't be done. In a
 /// transaction.
 pub(super) fn put_back(watched: &Watched, orphans: &[Orphan], before: i64) -> Result<(), PgError> {
-    // A deferrable constraint is to say at once what is wrong.
+    // A deferrable constraint must report a violation at once.
     execute_lazily("set constraints all immediate", &[]);
     let mut outcomes: HashMap<&str, Outcome> = HashMap::new();
     let mut count = 0_u64;
@@ -239,8 +239,8 @@ fn forget(id: i64) -> Result<(), PgError> {
     )
 }
 
-/// Records those of these rows that are orphans still: a referenced row may have come meanwhile,
-/// which kept its image out.
+/// Records those of these rows that are orphans still: a referenced row that has arrived meanwhile
+/// may have kept its image out.
 fn give_up(watched: &Watched, helpless: &[(&Orphan, &Outcome)]) -> Result<(), PgError> {
     let Some(query) = orphan_query(watched)? else {
         return Ok(());

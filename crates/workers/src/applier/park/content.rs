@@ -1,5 +1,5 @@
-//! The records of a transaction that is parked, and of one that is read as it comes: what they
-//! touch, and which of them are committed already.
+//! The records of a transaction that is parked, or that is read while it arrives: the keys and
+//! tables that they touch, and which of them are committed already.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -75,8 +75,8 @@ impl Content {
 }
 
 impl Applier {
-    /// As [`Applier::store`], of a transaction that is read as it comes, and without what is
-    /// committed of it in pieces.
+    /// Stores a transaction as [`Applier::store`] does, but reads it while it arrives, and leaves
+    /// out the chunks that are committed already.
     pub(super) fn store_as_it_comes(
         &mut self,
         transaction: &mut Transaction,
@@ -87,7 +87,7 @@ impl Applier {
         self.origins.use_that_of_provider()?;
         let mut assembled = Vec::new();
         let mut rest = Vec::new();
-        // Of an open one it is not known whether its keys say what it depends on.
+        // For an open transaction it is not known whether its keys show all its dependencies.
         let by_table = transaction.is_open() || transaction.is_wide();
         let id = error::transaction(|| {
             let id = parked::next_id()?;
@@ -154,8 +154,8 @@ impl Applier {
         Ok((id, transaction::last_commit_end()))
     }
 
-    /// Gives in `rest` the part of a frame that is not committed here, in pieces; `split` knows
-    /// how far these go from the record of the begin on. In a transaction.
+    /// Copies to `rest` the part of a frame that is not committed in chunks yet; `split` knows how
+    /// far the chunks go, from the begin record on. In a transaction.
     fn rest_of(
         &mut self,
         frame: &[u8],

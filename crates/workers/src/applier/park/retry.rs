@@ -19,7 +19,7 @@ use super::super::post::{Trouble, set_latches};
 use super::super::records::new_session;
 use super::super::{Applier, fail};
 
-/// Attempts at a parked transaction that fails with what may pass.
+/// Attempts at a parked transaction whose error may pass.
 const ATTEMPTS: u32 = 5;
 
 /// The end of an attempt.
@@ -35,8 +35,8 @@ enum Outcome {
 }
 
 impl Applier {
-    /// Deal with what is parked, if there is something to do. Only applier 0 does. False when it is
-    /// time to end.
+    /// Handles parked transactions, if there is something to do. Only applier 0 does. Returns false
+    /// when the process is asked to end.
     pub(in crate::applier) fn tend_parked(&mut self) -> bool {
         if self.post.number != 0 {
             return true;
@@ -68,14 +68,14 @@ impl Applier {
         }
     }
 
-    /// Try what is asked for, and what has nothing to wait for any more. False when it is time to
-    /// end.
+    /// Retries the requested transactions, and those that need not wait any more. Returns false
+    /// when the process is asked to end.
     fn try_parked(&mut self, asked: u64) -> Result<bool, PgError> {
         let applied = &mut 0;
         let tried = self.try_each(asked, applied);
         let retry = &self.entry.retry;
-        // Whatever it ends with: what has not been tried for an error that may pass would be tried
-        // for ever.
+        // However it ends: otherwise a request with an error that may pass would be repeated for
+        // ever.
         if !matches!(tried, Ok(false)) && asked > retry.done.load(Ordering::Acquire) {
             retry.applied.store(*applied, Ordering::Relaxed);
             retry.done.store(asked, Ordering::Release);
@@ -246,14 +246,13 @@ impl Applier {
             );
         }
         let counts = session.counts();
-        // The subscription's position is not before this one's end: it was committed with what is
-        // stored.
+        // The subscription's position is not before this one's end: both were committed together.
         session.commit(end_lsn)?;
         self.count_committed(1, counts.changes());
         Ok(())
     }
 
-    /// A session that knows what these records say. Outside of a transaction.
+    /// A session that knows the schemas of these records. Outside of a transaction.
     fn session_of(&self, preamble: &[u8]) -> Result<Session, PgError> {
         let mut session = None;
         let mut reader = Reader::new(preamble);
