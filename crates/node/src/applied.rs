@@ -1,9 +1,9 @@
-//! `braid.applied`: what each applier has committed although earlier transactions are not
-//! (`braid_bgworker::applied`). Written by the appliers, each its own row, in the commits that it
-//! speaks of; read by the leader when it starts.
+//! `braid.applied`: the transactions that each applier has committed although earlier ones are not
+//! committed (`braid_bgworker::applied`). Written by the appliers, each its own row, in the commits
+//! that the row describes; read by the leader when it starts.
 //!
-//! A row is written once a commit, in place and within its page as far as that goes. It is found
-//! where it was written last: through its index one would meet all its versions that some old
+//! A row is written once a commit, in place and within its page if possible. It is looked up at the
+//! place where it was written last: a scan of its index would read all its versions that some old
 //! snapshot may still see.
 
 use braid_bgworker::applied::{Applied, AppliedAhead, Range};
@@ -77,7 +77,7 @@ impl AppliedRow {
         }
     }
 
-    /// Reads what the row has beyond `mark`. In the caller's transaction.
+    /// Reads the row's ranges beyond `mark`. In the caller's transaction.
     ///
     /// # Errors
     /// Those of SPI; XX001.
@@ -190,7 +190,7 @@ unsafe fn is_at(
         if there {
             pg_sys::slot_getsomeattrs_int(slot, 2);
             for (column, key) in keys.iter().enumerate() {
-                // Integers: what is above their four bytes is not theirs.
+                // Both are integers: the bytes above their four do not count.
                 let difference = (*(*slot).tts_values.add(column)).value() ^ key.value();
                 same &= difference & 0xffff_ffff == 0;
             }

@@ -131,8 +131,8 @@ fn indexes(relation: pg_sys::Oid) -> Vec<Index> {
     found
 }
 
-/// A key column; `None` for an expression, and for what is compared by another equality than the
-/// type's usual one.
+/// A key column; `None` for an expression, and for a column that is compared by another equality
+/// than the type's usual one.
 fn column(
     relation: pg_sys::Oid,
     number: i16,

@@ -37,7 +37,7 @@ use crate::registry::{self, ManagerEntry};
 use crate::settings::{self, BehindAction};
 use crate::subscription::rows;
 
-/// Microseconds by which a transaction's timestamp must exceed what was noted last to be noted:
+/// Microseconds by which a transaction's timestamp must exceed the stored one to be stored:
 /// sessions that commit side by side do not all write the same place.
 const GRAIN: i64 = 1000;
 /// So many transactions are looked at when the server has started.
@@ -154,7 +154,8 @@ pub(crate) fn before(statement: Utility<'_>) {
     let Some(name) = statement.node().and_then(committed_name) else {
         return;
     };
-    // Elsewhere it is about to be refused.
+    // With an origin the transaction is another node's. In a transaction block the statement is
+    // about to be refused.
     if compat::session_origin() == 0 && !statement.is_in_block() {
         before_commit_prepared(name);
     }
@@ -296,12 +297,13 @@ pub fn status() -> Option<&'static ManagerEntry> {
     entry()
 }
 
-/// How the clock stands to what this database has seen.
+/// The clock, compared with the newest version that this database has seen.
 enum Clock {
     Past,
     /// And nobody waits, or it was set back while somebody did.
     Behind,
-    /// By more than it may be waited for: what it says (TimestampTz), and by how much.
+    /// The clock is further behind than the limit of the wait: its time (TimestampTz), and by how
+    /// much.
     FarBehind(i64, Duration),
 }
 

@@ -1,10 +1,10 @@
 //! Keeps connection strings in `braid.connection`, out of reach of logical decoding.
 //!
 //! Sessions that create, alter and drop nodes and subscriptions call it. A connection string may
-//! have a password in it, and any output plugin decodes what is written to an ordinary table. Rows
-//! of this table are written to WAL without the copy that decoding reads, as PostgreSQL does it for
-//! tables that it rewrites. So a row survives a crash and reaches physical standbys, and no plugin
-//! sees it.
+//! have a password in it, and any output plugin decodes changes of an ordinary table. Rows of this
+//! table are written to WAL without the copy that decoding reads, as PostgreSQL does it for tables
+//! that it rewrites. So a row survives a crash and reaches physical standbys, and no plugin sees
+//! it.
 //!
 //! A row is never updated: an UPDATE would be decoded. Another string gets another row.
 
@@ -35,7 +35,7 @@ pub fn missing(subscription: &str) -> PgError {
 /// Runs with the rights of the extension's owner, in a transaction.
 ///
 /// # Errors
-/// [`PgError`] if the table is not there.
+/// [`PgError`] if the table does not exist.
 pub fn store(dsn: &str) -> Result<String, PgError> {
     let table = own_table("connection")?;
     let next = query(

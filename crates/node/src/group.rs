@@ -1,9 +1,9 @@
 //! The shared memory of one subscription's group: a leader and its appliers.
 //!
-//! One segment holds the ring, and behind it the directory of the schema log: what the stream said
-//! of its source and of relations, appended by the leader, never changed, read by each applier at
-//! its own pace. The log grows by further segments, each larger than the one before, so that it
-//! needs no guess of how many relations there will be.
+//! One segment holds the ring, and behind it the directory of the schema log: the descriptions of
+//! the source and of relations from the stream. The leader appends to it, never changes it, and
+//! each applier reads it at its own pace. The log grows by further segments, each larger than the
+//! one before, so that it needs no guess of how many relations there will be.
 //!
 //! The segments live as long as a process of the group has them mapped.
 
@@ -165,7 +165,8 @@ impl Group {
         }
     }
 
-    /// Know what the view of `other` has mapped since: a segment is mapped once in a process.
+    /// Takes over the segments that the view of `other` has mapped since: a segment is mapped once
+    /// in a process.
     pub fn follow(&mut self, other: &Self) {
         let known = self.segments.len();
         self.segments
@@ -238,10 +239,10 @@ impl Group {
         usize::try_from(used).unwrap_or(0)
     }
 
-    /// Read what was appended since `place`.
+    /// Reads the part of the log that was appended since `place`.
     ///
     /// # Errors
-    /// What `each` returns; 55000 when a segment is gone.
+    /// Those of `each`; 55000 if a segment is gone.
     pub fn read_log(
         &mut self,
         place: &mut LogPlace,

@@ -71,7 +71,7 @@ pub(crate) fn after_drop() {
 
 /// The names of all origins, as they are stored.
 fn names() -> Vec<String> {
-    // Only what nobody's search path decides.
+    // Only names that no user's search path can change.
     let found = query("select roname from pg_catalog.pg_replication_origin", &[]);
     found
         .iter()

@@ -1,9 +1,10 @@
-//! The node: its settings, its tables, what its processes share, and the versions of its rows.
+//! The node: its settings, its tables, the memory that its processes share, and the versions of its
+//! rows.
 //!
 //! Every process with the library reads it; the postmaster lays out the shared parts at server
-//! start. Functions here read and write the catalog and shared memory in the transaction of their
-//! caller. The crate must not know a stream, a format or how rows are applied, nor the processes:
-//! it starts none, waits for none, and holds what they tell each other.
+//! start. Functions of this crate read and write the catalog and shared memory in the transaction
+//! of their caller. The crate must not know a stream, a format or how rows are applied, nor the
+//! processes: it starts none, waits for none, and holds the state that they share.
 
 #![allow(unsafe_code)]
 

@@ -3,7 +3,7 @@
 //! All bytes are read and written under the registry's lock, each for the time of one copy. A
 //! message is its length (4 bytes, big-endian) and its bytes. If there is no room, it is lost.
 //!
-//! Not for: who may send, and what a message says.
+//! Not for: the senders' rights, and the contents of a message.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 

@@ -1,8 +1,9 @@
 //! The mailbox of a database's group worker: how sessions reach it.
 //!
-//! The worker creates a segment of shared memory when it starts and says where in its manager's
-//! entry. Sessions that other members have opened put messages in (`braid.group_receive`). Sessions
-//! of users ask questions and wait for the answer. The worker shows its view of the group there.
+//! The worker creates a segment of shared memory when it starts and stores its handle in its
+//! manager's entry. Sessions that other members have opened put messages in
+//! (`braid.group_receive`). Sessions of users ask questions and wait for the answer. The worker
+//! also shows its view of the group in the segment.
 //!
 //! All bytes are read and written under the registry's lock, each for the time of one copy. A
 //! question moves as follows.
@@ -198,7 +199,7 @@ impl Mailbox {
         process::set_latch(latch);
     }
 
-    /// Frees what sessions left behind that have ended. For the worker, now and then.
+    /// Frees the questions of sessions that have ended. For the worker, from time to time.
     pub fn sweep(&self) {
         locked(|| {
             for question in &self.layout.questions {

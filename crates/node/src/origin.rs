@@ -106,8 +106,8 @@ pub fn has_room(subscription_id: u32, node: &str, count: usize) -> Result<bool, 
     if all_of(subscription_id, node)?.len() > count {
         return Ok(true);
     }
-    // Which setting it is depends on the version. Also those count that were prepared for and are
-    // not in use.
+    // Which setting it is depends on the version. Places that are planned for and not in use count
+    // too.
     let found = rows(
         "select 1 from pg_catalog.pg_settings s where s.name in ('max_active_replication_origins', 'max_replication_slots') \
          having (array_agg(s.setting::bigint order by s.name))[1] \
@@ -177,7 +177,7 @@ fn create(owner: Owner<'_>, node: &str) -> Result<(), PgError> {
     .and_then(|row| row.into_iter().next().flatten())
     .unwrap_or_else(|| "0".to_owned());
     let c_name = name_of(node, &number)?;
-    // A name that exists already: the extension was dropped here and created again.
+    // A name that exists already: the extension was dropped on this node and created again.
     let origin = match plain::replorigin_by_name(&c_name, true) {
         0 => make(&c_name)?,
         found => found,
@@ -326,10 +326,10 @@ pub fn progress(subscription_id: u32) -> Result<u64, PgError> {
         .unwrap_or(0))
 }
 
-/// Stamp what this process commits with `origin` from now on.
+/// Stamps the commits of this process with `origin` from now on.
 ///
 /// # Errors
-/// 55006 while another process holds it, 53400 where none is free.
+/// 55006 while another process holds it, 53400 if none is free.
 pub fn use_for_commits(origin: OriginId) -> Result<(), PgError> {
     if compat::session_origin() == origin.0 {
         return Ok(());
@@ -345,7 +345,7 @@ pub fn use_for_commits(origin: OriginId) -> Result<(), PgError> {
     Ok(())
 }
 
-/// Stamp what this process commits with no origin until [`resume`]. The origin stays this
+/// Stamps the commits of this process with no origin until [`resume`]. The origin stays this
 /// process's. Returns it.
 pub fn suspend() -> OriginId {
     let used = OriginId(compat::session_origin());
@@ -380,7 +380,7 @@ thread_local! {
 
 /// Has the current transaction stand for the provider's transaction that ends at `end_lsn` and was
 /// committed at `timestamp` (`TimestampTz`): its commit, or its PREPARE, moves the origin of this
-/// process there.
+/// process to that position.
 ///
 /// The position is set only when no code of users runs any more, and cleared before anything is
 /// rolled back. From 16 on, PostgreSQL also moves the origin with each rollback

@@ -76,7 +76,7 @@ pub fn tie() -> Result<(), PgError> {
     Ok(())
 }
 
-/// Whether a role is there. In a transaction.
+/// Whether a role exists. In a transaction.
 #[must_use]
 pub fn exists(role: u32) -> bool {
     !query(

@@ -21,7 +21,7 @@ use crate::{registry, settings};
 
 /// A part has at most so many bytes: a larger frame is stored in several.
 const PART: usize = 1 << 20;
-/// Class of the advisory lock of who asks for another attempt.
+/// Class of the advisory lock of a session that requests another attempt.
 pub const RETRY_LOCK: i32 = 0xb41e;
 
 /// The parked transactions of a subscription, as its appliers know them.
@@ -64,7 +64,7 @@ pub struct Note {
     pub changes: u64,
     /// Length of its records, in bytes.
     pub bytes: u64,
-    /// Changes before these that are committed, in pieces.
+    /// Changes before these that are committed, in chunks.
     pub committed: u64,
 }
 
@@ -212,10 +212,10 @@ pub fn next_id() -> Result<i64, PgError> {
     .ok_or_else(corrupt)
 }
 
-/// Write down that a transaction is parked. In the caller's transaction.
+/// Records that a transaction is parked. In the caller's transaction.
 ///
 /// # Errors
-/// 53400 when there are too many; those of SPI.
+/// 53400 if there are too many; those of SPI.
 pub fn insert(
     subscription: &Subscription,
     id: i64,
@@ -474,7 +474,7 @@ pub fn records_as_json(id: i64) -> Result<Vec<String>, PgError> {
     Ok(lines)
 }
 
-/// A request for another attempt at what is parked.
+/// A request for another attempt at parked transactions.
 #[derive(Debug, Clone, Copy)]
 pub struct Request {
     subscription_id: u32,
@@ -497,7 +497,7 @@ impl Request {
         Some(request)
     }
 
-    /// Wake who serves it: it may have been started just now.
+    /// Wakes the applier that serves it: the applier may have been started just now.
     pub fn remind(&self) {
         if let Some(entry) = registry::subscription(self.subscription_id) {
             process::set_latch(entry.first_applier_latch.load(Ordering::Acquire));
@@ -512,7 +512,7 @@ impl Request {
             .then(|| entry.retry.applied.load(Ordering::Relaxed))
     }
 
-    /// Whether who serves it waits for a lock that this process holds.
+    /// Whether the applier that serves it waits for a lock that this process holds.
     #[must_use]
     pub fn is_blocked_by_me(&self) -> bool {
         let pid = registry::subscription(self.subscription_id)

@@ -30,7 +30,8 @@ use braid_postgres::{process, two_phase};
 use crate::registry;
 use crate::subscription::{Subscription, execute, rows};
 
-/// The message by which an applier has the leader start anew, and ask for what was noted down.
+/// The message by which an applier has the leader start anew, and ask for the recorded
+/// transactions.
 pub const TO_BE_SENT_WHOLE: &str = "a prepared transaction is to be sent once it has committed";
 
 /// The prefix of the names of a subscription's prepared transactions, in the current database.
@@ -92,8 +93,9 @@ pub fn noted(
         return Ok(numbers);
     }
     roll_back(subscription.id, &numbers)?;
-    // The position after the look: what is over by then has ended before it. Not by
-    // `pg_prepared_xacts`, which does not show yet what was prepared this very moment.
+    // The position is read after the snapshot: a transaction that is over in the snapshot has ended
+    // before that position. `pg_prepared_xacts` does not show yet a transaction that is prepared at
+    // this very moment.
     let snapshot = provider
         .query("SELECT pg_catalog.pg_current_snapshot()")?
         .get(0, 0)
@@ -122,7 +124,7 @@ pub fn noted(
     Ok(numbers)
 }
 
-/// Roll back what is prepared here of the transactions with these numbers.
+/// Rolls back those of the transactions with these numbers that are prepared on this node.
 fn roll_back(subscription_id: u32, numbers: &[String]) -> Result<(), PgError> {
     let names = error::transaction(|| {
         rows(
@@ -174,7 +176,7 @@ pub fn in_a_circle(subscription_id: u32) -> Result<BTreeSet<u32>, PgError> {
     ))
 }
 
-/// `None` for what somebody else has prepared: nobody here can end that.
+/// `None` for a transaction that another user has prepared: no process of this node can end that.
 fn read_wait(row: &[Option<String>]) -> Option<Wait> {
     let text = |index: usize| row.get(index)?.as_deref();
     let process = text(0)?.parse().ok()?;

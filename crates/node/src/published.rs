@@ -1,4 +1,4 @@
-//! Questions to a provider about what its publications publish, as SQL. Run by leaders, copy
+//! Queries for the provider about the contents of its publications, as SQL. Run by leaders, copy
 //! workers and sessions.
 //!
 //! The view `pg_publication_tables` computes all tables of a publication for each question, and
@@ -71,9 +71,8 @@ pub fn column_names(server_version: i32) -> String {
 }
 
 /// Returns a condition: none of these publications publishes an ancestor of the table `c` under
-/// whose name the table's changes come. One publication may publish a partition and another one its
-/// root with `publish_via_partition_root`; the changes come as the root's then, and so does the
-/// copy.
+/// whose name the table's changes are sent. One publication may publish a partition and another one
+/// its root with `publish_via_partition_root`. Then changes and copy are those of the root.
 #[must_use]
 pub fn is_not_sent_as_root(publications: &[String]) -> String {
     format!(

@@ -2,9 +2,9 @@
 //! that read: the leader, and the workers that copy tables. They share two buckets in the registry,
 //! so that the limits hold for all of them together.
 //!
-//! What is not read stays in the socket, and holds the provider's walsender back. The manager
-//! writes the limits there as it sees them in the catalog, when the transaction that set them has
-//! committed.
+//! Messages that are not read stay in the socket, and hold the provider's walsender back. The
+//! manager writes the limits to the registry as it sees them in the catalog, when the transaction
+//! that set them has committed.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -51,7 +51,7 @@ impl Limiter {
         (pause > 0).then(|| Duration::from_nanos(pause))
     }
 
-    /// Note down what was read.
+    /// Counts rows and bytes that were read.
     pub fn take(&mut self, rows: u64, bytes: u64) {
         let Some(entry) = self.entry else { return };
         let limit = &entry.rate_limit;

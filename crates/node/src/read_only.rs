@@ -1,14 +1,14 @@
 //! A member of a group that takes no writes of users. Run by every session of a server that has the
 //! library preloaded.
 //!
-//! The group agrees which members these are (`crates/group`); a member notes it in shared memory
-//! ([`registry::READ_ONLY`]). If nobody has noted it since the server started, the session that
-//! runs the first statement looks it up. Each statement of a session there makes its transaction a
-//! read-only one first, so that PostgreSQL itself refuses what writes, with its own errors.
-//! Temporary tables can be written to, and not made, as in any such transaction.
+//! The group agrees which members these are (`crates/group`). A member stores it in shared memory
+//! ([`registry::READ_ONLY`]). If it is not stored yet since the server started, the session that
+//! runs the first statement looks it up. Each statement of a session on such a member first makes
+//! its transaction a read-only one, so that PostgreSQL itself refuses writes, with its own errors.
+//! Temporary tables can be written to, and not created, as in any such transaction.
 //!
-//! Braid's own processes and functions write on: [`allowing`]. So do sessions that apply what
-//! another node has sent, under a replication origin.
+//! Braid's own processes and functions still write: [`allowing`]. So do sessions that apply changes
+//! of another node, under a replication origin.
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
@@ -22,7 +22,7 @@ use crate::ddl::owners_query;
 use crate::registry;
 
 thread_local! {
-    /// How many pieces of Braid's own work this session is in.
+    /// How many tasks of Braid's own, one inside of the other, this session is in.
     static ALLOWED: Cell<u32> = const { Cell::new(0) };
 }
 
@@ -41,8 +41,8 @@ fn is_read_only() -> bool {
     plain::IsTransactionState() && plain::ActiveSnapshotSet() && look_up() == registry::READ_ONLY
 }
 
-/// Looks up what a manager notes when it first looks, and notes it. Raises what PostgreSQL raises,
-/// as PostgreSQL does.
+/// Looks up and stores what a manager stores at its first look. Raises PostgreSQL's errors, as
+/// PostgreSQL does.
 #[pgrx::pg_guard]
 extern "C-unwind" fn look_up() -> u32 {
     struct Looking;
@@ -128,7 +128,7 @@ static EXPLANATION: Explanation = Explanation {
 };
 
 /// A statement begins: makes its transaction a read-only one, if it has to be. Returns how its
-/// errors are explained then. What it raises is raised behind a guard.
+/// errors are explained then. Errors of this function are raised behind a guard.
 pub(crate) fn statement_begins() -> Option<&'static Explanation> {
     if !is_refused() {
         return None;

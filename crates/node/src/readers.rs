@@ -26,7 +26,7 @@ fn text(name: &pg_sys::NameData) -> Vec<u8> {
     bytes.take_while(|byte| *byte != 0).collect()
 }
 
-/// Stores what the reader of a slot wants: this process's slot, by its place and name.
+/// Stores the wishes of the reader of this process's slot, by the slot's place and name.
 pub fn note(place: usize, name: &CStr, reader: Reader) {
     if let Some(known) = registry::readers().and_then(|readers| readers.get(place)) {
         known.store(word(name.to_bytes(), reader), Ordering::SeqCst);
@@ -54,9 +54,9 @@ fn passing() -> impl Iterator<Item = Vec<u8>> {
     let here = process::my_database();
     let own = slot_name::of_collector(here);
     (0..count).filter_map(move |place| {
-        // SAFETY: there are so many. Others may write meanwhile: what a slot is is complete before
-        // it is in use, but for its plugin, and then stays as it is; what comes and goes at this
-        // moment is none that this transaction is sent through.
+        // SAFETY: there are so many. Other processes may write meanwhile. A slot's description is
+        // complete before it is in use, but for its plugin, and then does not change. A slot that
+        // is created or dropped at this moment is none through which this transaction is sent.
         let (database, name, plugin) = unsafe {
             let slot = (&raw mut (*slots).replication_slots)
                 .cast::<pg_sys::ReplicationSlot>()

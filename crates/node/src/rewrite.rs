@@ -9,10 +9,10 @@
 //! moment when the rows are still in the old one. An event trigger on `table_rewrite` would come at
 //! the same moment, but a setting and any superuser can turn event triggers off.
 //!
-//! `VACUUM FULL`, `CLUSTER` and `REPACK` create such a table, too, and keep who wrote its rows:
-//! only what `ALTER TABLE` does counts.
+//! `VACUUM FULL`, `CLUSTER` and `REPACK` create such a table, too, and keep the writers of its
+//! rows: only `ALTER TABLE` counts.
 //!
-//! Not for: what versions are (`braid_apply`).
+//! Not for: the format of versions (`braid_apply`).
 
 use std::cell::RefCell;
 use std::sync::OnceLock;
@@ -26,7 +26,7 @@ use pgrx::pg_sys;
 
 use crate::registry;
 
-/// Called with a table that is about to be rewritten. Returns what is to be done when that has
+/// Called with a table that is about to be rewritten. Returns the action that follows when that has
 /// succeeded.
 pub type Handler = fn(pg_sys::Oid) -> Option<Box<dyn FnOnce()>>;
 
@@ -65,8 +65,8 @@ pub(crate) fn may_be(statement: Utility<'_>) -> bool {
             .is_some_and(|node| node.cast::<pg_sys::AlterTableStmt>().is_some())
 }
 
-/// Such a statement begins. A scan may begin where another one is; those of the statement, and of
-/// what is done when it has succeeded, begin at the first row.
+/// Such a statement begins. Synchronized scans are turned off: the scans of the statement, and of
+/// the actions after it, begin at the first row.
 pub(crate) fn before() {
     let altering = Altering {
         level: transaction::nest_level(),

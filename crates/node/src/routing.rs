@@ -1,15 +1,15 @@
 //! Where rows of routed tables live, as the group has agreed. The group worker shows it to all
 //! processes of its database.
 //!
-//! The worker writes what is agreed into a segment of shared memory, a new one for each change, and
-//! says which one counts in its manager's entry. The last `Close` comes each half second while
-//! routed tables are written to, so it has a place of its own there. A process keeps what it has
-//! read, and reads anew when the number has changed.
+//! The worker writes the agreed rules into a segment of shared memory, a new one for each change,
+//! and stores in its manager's entry which one counts. The last `Close` arrives each half second
+//! while routed tables are written to, so it has a place of its own in that entry. A process keeps
+//! the rules that it has read, and reads again when the number has changed.
 //!
 //! Invariant: the rules that a process reads are those of the log up to its `Close` or of a longer
 //! part of the log. So a process reads the `Close` first, and the worker writes it last. If a new
-//! worker knows less of the log than the one before, it takes the `Close` back first. Whatever a
-//! process places under a `Close` is placed so everywhere (`crates/routing`).
+//! worker knows less of the log than the one before, it takes the `Close` back first. All nodes
+//! place a row under a `Close` alike (`crates/routing`).
 //!
 //! The segment outlives the worker: rows are placed while it is restarted. If nothing is known yet,
 //! after a start of the server, rows wait.
@@ -52,7 +52,7 @@ pub struct RoutingEntry {
     length: AtomicU64,
     /// The last `Close` (TimestampTz); `i64::MIN`: none.
     closed: AtomicI64,
-    /// When a routed table was last used by somebody who needs a `Close` (TimestampTz).
+    /// When a routed table was last used by a process that needs a `Close` (TimestampTz).
     used_at: AtomicI64,
     /// Rows that waited for a `Close`, since the server started.
     waits: AtomicU64,
@@ -197,7 +197,7 @@ pub fn public_dsn(dsn: &str) -> String {
     dsn::public(&libpq::connection_settings(dsn))
 }
 
-/// Shows what is agreed. For the group worker.
+/// Publishes the agreed rules. For the group worker.
 ///
 /// # Errors
 /// 53200 and the like from PostgreSQL.
@@ -238,7 +238,7 @@ pub fn show(entry: &ManagerEntry, agreed: &Agreed) -> Result<(), PgError> {
     Ok(())
 }
 
-/// Shows the last `Close`. For the group worker, after what is agreed before it.
+/// Publishes the last `Close`. For the group worker, after the rules that were agreed before it.
 pub fn show_close(entry: &ManagerEntry, closed: Time) {
     entry.routing.closed.store(closed.0, Ordering::SeqCst);
 }
@@ -268,7 +268,7 @@ pub struct Known {
     pub agreed: Rc<Agreed>,
     /// A number that changes with `agreed`.
     pub version: u64,
-    /// The last `Close`; the rules in `agreed` are those of the log up to there, or more.
+    /// The last `Close`; the rules in `agreed` are those of the log up to it, or more.
     pub closed: Time,
 }
 
@@ -352,7 +352,7 @@ fn copy_of(handle: u32, length: usize) -> Option<Vec<u8>> {
     if segment.is_null() {
         return None;
     }
-    // SAFETY: mapped, at least as long as what is read, and not written any more.
+    // SAFETY: mapped, at least as long as it is read, and not written any more.
     unsafe {
         let has = pg_sys::dsm_segment_map_length(segment);
         let address = pg_sys::dsm_segment_address(segment).cast::<u8>();
@@ -460,7 +460,8 @@ pub fn attaching<T>(work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// Rows of another node were checked there. A shard that moves arrives before it is at home.
+/// Rows of another node were checked on that node. A shard that moves arrives before this is its
+/// home.
 fn is_from_elsewhere() -> bool {
     worker::is_worker() || compat::session_origin() != 0
 }

@@ -1,7 +1,7 @@
 //! Routed tables are known by their guard: a CHECK constraint `braid_routing` that is a call of
-//! `braid.is_here` for the table itself. This module finds guards, and keeps users from doing
-//! without the group what all nodes must agree on. Run by every session of a server that has the
-//! library preloaded.
+//! `braid.is_here` for the table itself. This module finds guards. It also refuses users'
+//! statements about things on which all nodes must agree. Run by every session of a server that has
+//! the library preloaded.
 //!
 //! Example: nodes A and B have different rows of `orders`. A user truncates it at A. The truncation
 //! replicates, and empties the table at B, too: rows that A never had are gone.
@@ -17,14 +17,14 @@
 //! - SET UNLOGGED: rows that move to another node would be lost;
 //! - other names of the table, of its umbrella, of its schema, and of a column of the guard.
 //!
-//! Sessions alone are refused: Braid's processes, and statements that another node has sent, pass.
-//! So do functions of Braid's inside of [`allowed`], and a DROP that takes the extension along.
+//! Only sessions are refused: Braid's processes, and statements from other nodes, pass. So do
+//! functions of Braid's inside of [`allowed`], and a DROP that takes the extension along.
 //!
 //! A table without a guard costs a look-up of its constraint by name, where something is refused at
 //! all. A copy of a table, made by LIKE, has a guard that calls for the other table: it is not
 //! routed.
 //!
-//! Not for: what a guard decides.
+//! Not for: the decision of a guard.
 
 use std::cell::Cell;
 use std::ffi::CStr;
@@ -52,7 +52,7 @@ const FUNCTION: &CStr = c"is_here";
 const UNROUTE: &str = "Call braid.unroute_table for the table first.";
 
 thread_local! {
-    /// How many pieces of Braid's own work this session is in.
+    /// How many tasks of Braid's own, one inside of the other, this session is in.
     static ALLOWED: Cell<u32> = const { Cell::new(0) };
     /// The statement that runs drops the extension, and with it the guards.
     static EXTENSION_GOES: Cell<bool> = const { Cell::new(false) };

@@ -6,7 +6,7 @@
 //! number, which the caller knows, without a look-up in the catalogs. Domains, and collations that
 //! are not PostgreSQL's own, are looked up.
 //!
-//! Not for: which bytes are hashed, and how (`braid_routing`).
+//! Not for: the hashed bytes and the hash (`braid_routing`).
 
 use std::cell::Cell;
 use std::ffi::CStr;
@@ -19,7 +19,8 @@ use braid_routing::{HashError, Key, KeyType, Number};
 use pgrx::pg_sys;
 
 thread_local! {
-    /// The collation that was last found to be deterministic. That of a collation never changes.
+    /// The collation that was last found to be deterministic. That property of a collation never
+    /// changes.
     static DETERMINISTIC: Cell<pg_sys::Oid> = const { Cell::new(pg_sys::InvalidOid) };
 }
 
@@ -31,7 +32,7 @@ thread_local! {
 ///
 /// # Errors
 /// 0A000 if the type or the collation is not supported, 22021 if a text is not valid UTF-8, and
-/// what PostgreSQL raises while it converts or fetches the value.
+/// PostgreSQL's errors while it converts or fetches the value.
 #[inline]
 pub fn with_key<T>(
     datum: pg_sys::Datum,

@@ -3,8 +3,8 @@
 //! A statement that does not name the function, such as EXECUTE, has one if the function was
 //! called.
 //!
-//! Runs in every session, only when something is logged. Does not touch what an administrator asks
-//! to log (`log_statement`).
+//! Runs in every session, only when something is logged. Does not touch statements that an
+//! administrator has logged (`log_statement`).
 
 use std::ffi::CStr;
 use std::sync::OnceLock;
@@ -26,7 +26,7 @@ const FUNCTIONS: [&[u8]; 9] = [
     b"dsn_role",
 ];
 
-/// The hook that was there before.
+/// The previous hook.
 static PREVIOUS: OnceLock<pg_sys::emit_log_hook_type> = OnceLock::new();
 
 /// When the last statement started that has called one of the functions (TimestampTz).

@@ -6,8 +6,8 @@
 //! and gives no value of another node's block. The sequence and its row in `braid.sequence` are
 //! changed in one transaction.
 //!
-//! Not for: which node has which block (`braid_bgworker::sequence`), further blocks (the sequences
-//! process), values that hold a time (`snowflake`).
+//! Not for: the assignment of blocks to nodes (`braid_bgworker::sequence`), further blocks (the
+//! sequences process), values that hold a time (`snowflake`).
 
 use braid_bgworker::sequence::{
     Block, Kind, Plan, Setting, Values, has_come_to, standard_block, standard_step, step_start,
@@ -23,11 +23,11 @@ use pgrx::pg_sys;
 use crate::ddl::{owners_query, owners_work};
 use crate::wake;
 
-/// Setting of a statement that has created sequences: what all nodes do with them.
+/// Setting of a statement that has created sequences: how all nodes treat them.
 pub const STATEMENT_SETTING: &str = "braid.sequences";
 /// Option of the group: the kind of sequences that are created.
 pub const DEFAULT_OPTION: &str = "sequence_kind";
-/// Prefix of options of the group: what is agreed for one sequence, by its key.
+/// Prefix of options of the group: the agreed setting of one sequence, by its key.
 pub const OPTION_PREFIX: &str = "sequence:";
 
 /// Between a statement's setting and the suffix of the keys.
@@ -251,9 +251,9 @@ fn default_kind() -> Kind {
     found.get(0, 0).and_then(Kind::parse).unwrap_or(Kind::Range)
 }
 
-/// Registers the sequences that the statement at hand has created, and gives them numbers of this
-/// node's. `given`: what came with the statement; none at its own node. Returns what the statement
-/// has to bring to other nodes. In the statement's transaction.
+/// Registers the sequences that the current statement has created, and gives them numbers of this
+/// node's. `given`: the setting that arrived with the statement; none at its own node. Returns the
+/// setting that the statement has to bring to other nodes. In the statement's transaction.
 pub fn adopt_created(tag: &str, given: Option<&str>) -> Option<String> {
     if !CREATING.contains(&tag) {
         return None;
@@ -303,8 +303,8 @@ pub fn adopt_created(tag: &str, given: Option<&str>) -> Option<String> {
     })
 }
 
-/// The place in the group's log. It tells the keys of new sequences from those of dropped ones, for
-/// which the group has agreed on something. `None` if there are none.
+/// The place in the group's log. It distinguishes the keys of new sequences from those of dropped
+/// ones for which the group has an agreed setting. `None` if there are none.
 fn suffix_of(created: &[Unknown]) -> Option<String> {
     let is_agreed = |sequence: &Unknown| {
         let name = format!("{OPTION_PREFIX}{}", sequence.key);
@@ -509,7 +509,7 @@ pub fn carry_out(sequence: &Sequence, node: u16) {
 }
 
 impl Sequence {
-    /// Whether the sequence itself differs from what its creator has made.
+    /// Whether the sequence itself differs from its creator's definition.
     fn is_changed(&self) -> bool {
         let found = owners_query(
             "select 1 from pg_sequence where seqrelid = $1::oid \
@@ -560,7 +560,7 @@ pub fn move_on(sequence: &Sequence) {
     }
 }
 
-/// Takes over what the group has agreed for a sequence, which is to be carried out then. In a
+/// Stores the setting that the group has agreed for a sequence, and that is to be carried out. In a
 /// transaction.
 pub fn note_setting(sequence: &Sequence, setting: Setting, agreed: &str) {
     let values = sequence.values.with_span(setting.span);

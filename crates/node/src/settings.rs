@@ -470,8 +470,8 @@ pub fn register() {
         .chain(balancer::all())
         .chain(ints)
     {
-        // Too late for it when a session loads the library by itself: create_node then says what to
-        // do.
+        // Too late for it when a session loads the library by itself: create_node then gives a
+        // hint.
         if matches!(int.context, GucContext::Postmaster) && !preloading {
             continue;
         }

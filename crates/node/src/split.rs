@@ -57,9 +57,9 @@ pub fn read(subscription_id: u32, commit_lsn: u64) -> Result<Progress, PgError> 
     })
 }
 
-/// Records what is committed with the current transaction. Returns false if the subscription was
-/// changed so that the rest would arrive differently; then the current transaction must not be
-/// committed. The row lock orders this against a session that changes the subscription.
+/// Records how far the transaction is committed with the current one. Returns false if the
+/// subscription was changed so that the rest would arrive differently; then the current transaction
+/// must not be committed. The row lock orders this against a session that changes the subscription.
 ///
 /// # Errors
 /// Those of SPI.

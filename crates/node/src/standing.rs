@@ -1,9 +1,9 @@
 //! Whether this database may act as the node that its catalog names. Run by every process that
 //! would act for the node: manager, leader, cleanup, and the output plugin.
 //!
-//! A copy of a node has the node's catalog: subscriptions, slots' names, the node's identity. So
-//! has a node after `pg_upgrade`, but not its replication origins, nor its commit timestamps. The
-//! SQL function `braid.node_standing` decides, and says what to do; this module asks it.
+//! A copy of a node has the node's catalog: subscriptions, slots' names, the node's identity. A
+//! node after `pg_upgrade` has it too, but not its replication origins, nor its commit timestamps.
+//! The SQL function `braid.node_standing` decides, and gives a hint; this module calls it.
 
 use braid_bgworker::sqlstate::SqlState;
 use braid_postgres::catalog::{Rights, with_rights};

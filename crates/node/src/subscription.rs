@@ -212,7 +212,7 @@ pub fn joins_with_rows() -> Result<bool, PgError> {
     Ok(!found.is_empty())
 }
 
-/// Have no lock waited for longer than a moment in this transaction: what takes longer is
+/// Limits waits for locks in this transaction to a moment: a longer one is
 /// [`SqlState::LockNotAvailable`].
 ///
 /// # Errors
@@ -316,7 +316,8 @@ pub enum InitialCopy {
     No,
     /// Into an empty table.
     Yes,
-    /// If it is empty when its copy begins: what is in it has come, or comes, as changes.
+    /// Copied if it is empty when its copy begins. Otherwise its rows have arrived, or will arrive,
+    /// as changes.
     UnlessFilled,
 }
 
@@ -458,9 +459,9 @@ pub fn publication_list(names: &[String]) -> String {
     quote_option(&quoted.join(","))
 }
 
-/// Returns a condition for a query at the provider: commits there wait for the subscription to
-/// confirm them. `name` is an SQL expression. The condition takes no lock on a user's table. For a
-/// role that must not see the standbys it is true wherever there can be some.
+/// Returns a condition for a query at the provider: commits at the provider wait for the
+/// subscription to confirm them. `name` is an SQL expression. The condition takes no lock on a
+/// user's table. For a role that must not see the standbys it is true wherever there can be some.
 #[must_use]
 pub fn commits_wait_for(name: &str) -> String {
     format!(

@@ -2,7 +2,7 @@
 //! worker reads and clears.
 //!
 //! Several walsenders of a node decode each transaction, one for each subscriber. A transaction
-//! must count once, whichever of them is there first and whichever ends:
+//! must count once, whichever walsender is first and whichever ends:
 //!
 //! 1. Walsender A decodes transactions up to the commit at 100, and counts each. The table's
 //!    position is 100.
@@ -11,8 +11,8 @@
 //! 3. A ends. B decodes on; the commit at 110 is behind 100: it counts it, and the position is 110.
 //!
 //! Each walsender decodes all local commits in the order of their positions, so none is left out.
-//! If a slot is created while all others lag, what lies between is lost. A transaction that is
-//! decoded by nobody, because the node has no subscriber, does not count.
+//! If a slot is created while all others lag, the transactions in between are lost. A transaction
+//! that no walsender decodes, because the node has no subscriber, does not count.
 //!
 //! The group worker creates one segment for a database when its first table gets a balancer. It has
 //! room for [`TABLES`] tables and stays until the server ends. All is read and written under the
@@ -36,13 +36,13 @@ use crate::registry::{self, ManagerEntry, locked};
 pub const TABLES: usize = 8;
 /// Counters for each table.
 pub const COUNTERS: usize = 2_048;
-/// Bytes of what the group worker shows.
+/// Length of the group worker's view in bytes.
 pub const VIEW: usize = 128 * 1024;
 
 /// Words of a table: the hash of its name, 0 if free; the position of the last commit that was
 /// counted; the counts.
 const TABLE: usize = 2 + SharedSketch::words(COUNTERS);
-/// The length of what is shown, and its bytes.
+/// The length of the view, and its bytes.
 const SHOWN: usize = 1 + VIEW / 8;
 const WORDS: usize = SHOWN + TABLES * TABLE;
 

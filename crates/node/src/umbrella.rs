@@ -14,7 +14,7 @@
 //! - `INSERT .. ON CONFLICT (columns)` needs the unique index of the plain table. So it is made a
 //!   statement about that one, which refuses rows of other nodes.
 //!
-//! A plan is right as long as what the group has agreed by then counts (`begins`).
+//! A plan is right as long as the rules that the group has agreed by then count (`begins`).
 //!
 //! Not for: how umbrellas are made.
 
@@ -215,7 +215,7 @@ fn decide(asked: &Asked<'_>) -> Result<Decision, PgError> {
     })
 }
 
-/// A number that changes with what the group has agreed.
+/// A number that changes with the agreed rules.
 fn version(known: &Known) -> u32 {
     u32::try_from(known.version % u64::from(u32::MAX)).unwrap_or(0)
 }

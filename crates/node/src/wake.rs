@@ -71,9 +71,9 @@ pub fn alter_at_commit(subscription: u32) {
     at_commit(subscription, Change::Options);
 }
 
-/// As [`manager_at_commit`]; a leader that runs holds to this limit (rows and bytes a second, 0 for
-/// none) from the commit on. If only a part of the transaction is rolled back, the manager sets
-/// right what does not hold.
+/// Like [`manager_at_commit`]. Also, a running leader keeps to this limit (rows and bytes a second,
+/// 0 for none) from the commit on. If only a part of the transaction is rolled back, the manager
+/// corrects a wrong limit.
 pub fn limit_at_commit(subscription: u32, rows: u64, bytes: u64) {
     at_commit(subscription, Change::Limit(rows, bytes));
 }

@@ -92,8 +92,8 @@ fn is_drop_database(statement: Utility<'_>) -> bool {
     node.is_some_and(|node| node.tag() == pg_sys::NodeTag::T_DropdbStmt)
 }
 
-/// Starts to watch statements and commits; `rewrites` is what is done about a table that is
-/// rewritten. Called once, while the postmaster loads its libraries: every session inherits it.
+/// Starts to watch statements and commits; `rewrites` is called with each table that is rewritten.
+/// Called once, while the postmaster loads its libraries: every session inherits it.
 pub fn install(rewrites: rewrite::Handler) {
     versions::install();
     clock::install();

@@ -274,9 +274,9 @@ pub enum ColumnPlace {
     NotYet,
 }
 
-/// Finds the column that a subscription's stream means by a name and a mark. `number`: the column
-/// here that has the name, or 0. Names count alone for statements from before the subscription. In
-/// a transaction.
+/// Finds the column that a subscription's stream means by a name and a mark. `number`: the local
+/// column that has the name, or 0. Names count alone for statements from before the subscription.
+/// In a transaction.
 ///
 /// # Errors
 /// 42P01 when the extension is older than the library; those of PostgreSQL.

@@ -95,8 +95,8 @@ pub fn lock(table: pg_sys::Oid) {
     plain::LockRelationOid(table, LockMode::ShareUpdateExclusive.as_raw());
 }
 
-/// Facts about those of the relations that are tables. `locked`: nobody else changes the shape of
-/// one that the user owns from here on, until the end of the transaction.
+/// Facts about those of the relations that are tables. `locked`: until the end of the transaction,
+/// no other session changes the shape of a table that the user owns.
 pub(super) fn of_tables(oids: &[pg_sys::Oid], locked: bool) -> Vec<Known> {
     if oids.is_empty() {
         return Vec::new();
@@ -144,9 +144,9 @@ pub(super) fn of_tables(oids: &[pg_sys::Oid], locked: bool) -> Vec<Known> {
         .collect()
 }
 
-/// Adds the publications of this node that have the tables of a statement now, by the names from
-/// before it or after it: publications may have other names here than at the statement's node. In a
-/// transaction.
+/// Adds the publications of this node that have the tables of a statement now, by the names before
+/// the statement or after it: publications may have other names on this node than on the
+/// statement's. In a transaction.
 pub fn add_publications(statement: &mut Statement) {
     let mut all = Vec::new();
     for table in &mut statement.tables {
@@ -240,8 +240,8 @@ const SCHEMA_OF_DEPENDENT: &str = "\
       when 'pg_statistic_ext'::regclass then (select relnamespace from pg_statistic_ext r join pg_class c on c.oid = r.stxrelid where r.oid = d.objid) \
     end";
 
-/// Lasting objects that depend on temporary ones of this session, whose schema is given; none if
-/// that is 0. PostgreSQL drops them with those. In a transaction.
+/// Lasting objects that depend on temporary ones of this session, in the given schema; none if that
+/// is 0. PostgreSQL drops both together. In a transaction.
 pub(super) fn on_temporary(schema: u32) -> Vec<String> {
     if schema == 0 {
         return Vec::new();
@@ -327,8 +327,8 @@ pub fn shape_of(state: &TableState) -> Option<Shape> {
     })
 }
 
-/// The tables of this database that a statement from another node touches and that are there before
-/// it. Not roles.
+/// The tables of this database that a statement from another node touches and that exist before it.
+/// Not roles.
 #[must_use]
 pub fn oids_of(tables: &[StatementTable]) -> Vec<pg_sys::Oid> {
     tables

@@ -65,7 +65,7 @@ pub(super) fn setting(what: Alone) -> (String, String) {
 }
 
 /// The settings that a statement is run under. The bodies of functions were checked at the
-/// statement's node, as far as its user wanted: there they may name temporary tables.
+/// statement's node, as far as its user wanted: on that node they may name temporary tables.
 pub fn settings_of(statement: &Statement) -> impl Iterator<Item = (&str, &str)> {
     let all = statement.settings.iter();
     all.filter(|(name, _)| !name.starts_with("braid."))
@@ -430,8 +430,8 @@ fn key(line: &str) -> &str {
     line.split_once('\t').map_or(line, |(key, _)| key)
 }
 
-/// The table that an intent changes, with the name that it has before; of one that changes no
-/// shape, the first.
+/// The table that an intent changes, with its name before the intent. If an intent changes no
+/// shape, the first one.
 fn changed_table(statement: &Statement) -> Option<(&StatementTable, &TableState)> {
     let changes = |table: &&StatementTable| !(table.added.is_empty() && table.removed.is_empty());
     let mut tables = statement.tables.iter();
@@ -546,7 +546,7 @@ fn half_detached(table: &StatementTable, state: &TableState) -> Option<String> {
         .then(|| format!("ALTER TABLE {parent} DETACH PARTITION {partition} FINALIZE"))
 }
 
-/// Whether an error of an intent says that what it is about is gone.
+/// Whether an error of an intent says that its object is gone.
 #[must_use]
 pub fn is_gone(statement: &Statement, error: &PgError) -> bool {
     matches!(kind_of(statement), Some(REWRITE | VALIDATE))
@@ -556,7 +556,7 @@ pub fn is_gone(statement: &Statement, error: &PgError) -> bool {
         )
 }
 
-/// Whether an intent runs in one transaction, under the limits that a statement has elsewhere.
+/// Whether an intent runs in one transaction, under the limits that a replicated statement has.
 #[must_use]
 pub fn is_confined(statement: &Statement) -> bool {
     kind_of(statement) == Some(VALIDATE)

@@ -2,18 +2,17 @@
 //! they are executed. Run by every session of a server that has the library preloaded, and by the
 //! appliers, which pass statements on.
 //!
-//! A statement is captured after it has succeeded, in its transaction: a row that is inserted into
-//! `braid.ddl_message` is what the output plugin sends, at its place among the changes. So it is
-//! rolled back with its transaction, or its savepoint. Nobody else may write that table, so nobody
-//! can have another node run a statement with other rights than the node of the statement did.
+//! A statement is captured after it has succeeded, in its transaction: it inserts a row into
+//! `braid.ddl_message`, which the output plugin sends at its place among the changes. So it is
+//! rolled back with its transaction, or its savepoint. No user may write that table, so no user can
+//! have another node run a statement with other rights than the statement's node did.
 //!
-//! Statements that a captured statement runs, in event triggers say, follow it. Those that are part
-//! of it (a sequence of a `serial` column) are not captured. CREATE TABLE AS is captured when its
-//! table is created, so that its rows follow.
+//! Statements that a captured statement runs, for example in event triggers, follow it. Parts of a
+//! statement (such as the sequence of a `serial` column) are not captured. CREATE TABLE AS is
+//! captured when its table is created, so that its rows follow.
 //!
-//! Not for: which statements are captured (`braid_postgres::schema_statement`), what becomes of
-//! them
-//! elsewhere (`braid_apply`).
+//! Not for: which statements are captured (`braid_postgres::schema_statement`), and how other nodes
+//! run them (`braid_apply`).
 
 mod columns;
 mod facts;

@@ -63,7 +63,7 @@ pub(super) fn level_aborted() {
     });
 }
 
-/// The innermost subtransaction belongs to its parent from here on.
+/// Makes the innermost subtransaction a part of its parent.
 pub(super) fn level_committed() {
     let level = transaction::nest_level();
     OPEN.with_borrow_mut(|open| {
@@ -73,7 +73,7 @@ pub(super) fn level_committed() {
     });
 }
 
-/// Whether CREATE TABLE AS is being executed, and its table is not there yet.
+/// Whether CREATE TABLE AS is being executed, and its table does not exist yet.
 pub(super) fn awaits_table() -> bool {
     OPEN.with_borrow(|open| {
         open.last().is_some_and(|statement| {
@@ -182,7 +182,8 @@ fn drop_of_lasting(found: &SchemaStatement) -> Option<String> {
     ))
 }
 
-/// The table of the innermost statement, CREATE TABLE AS, is created; its rows are not there yet.
+/// The table of the innermost statement, CREATE TABLE AS, is created; its rows are not inserted
+/// yet.
 pub(super) fn table_created(relation: pg_sys::Oid) {
     let taken = OPEN.with_borrow_mut(|open| {
         let statement = open.last_mut()?;
@@ -247,7 +248,7 @@ pub(super) fn finish() {
         .collect();
     let is_left_out =
         |oid: &pg_sys::Oid| schema_statement::is_of_node(*oid) || schema_statement::is_own(*oid);
-    // An object that depends on a temporary one can't be made elsewhere.
+    // An object that depends on a temporary one can't be created on other nodes.
     if named.iter().any(is_left_out) || facts::on_temporary(schema) != dependent {
         return send(None, inside);
     }

@@ -1,9 +1,9 @@
 //! Statements about roles (`braid.replicate_roles`): captured, sent and run as those that change
 //! tables. Run by sessions, and by appliers.
 //!
-//! **What travels.** The statement's text as it was written, so that only its own options are sent;
-//! its password is cut out. For each role that it names, a `StatementTable` with an empty schema:
-//! the lines of the role's shape (`known`) that it removes and adds. Its settings say the rest:
+//! **Contents.** The statement's text as it was written, so that only its own options are sent; its
+//! password is cut out. For each role that it names, a `StatementTable` with an empty schema: the
+//! lines of the role's shape (`known`) that it removes and adds. Its settings have the rest:
 //!
 //! | setting | |
 //! |---|---|
@@ -15,10 +15,10 @@
 //! Only the format `gir` has `braid.password` (`Statement::shown`). The applier puts it into the
 //! parse tree (`braid_postgres::role_statement`), never into a text.
 //!
-//! **Who decides.** `braid_bgworker::ddl`, by the shapes, as with tables: *run*, *merge*, *done* or
-//! *conflict*. Two things are decided here. A database of the same server needs to do nothing
-//! (`is_run_by_this_server`). A password is in no shape, since each node has another salt: the
-//! statement with the largest id sets it (`is_superseded`). So all nodes end with one password.
+//! **Decisions.** `braid_bgworker::ddl` decides by the shapes, as with tables: *run*, *merge*,
+//! *done* or *conflict*. This module decides two things. A database of the same server needs to do
+//! nothing (`is_run_by_this_server`). A password is in no shape, since each node has another salt:
+//! the statement with the largest id sets it (`is_superseded`). So all nodes end with one password.
 //!
 //! States are those of `braid.ddl_entry`: `sent` by the session; `applied`, `merged`,
 //! `done already` or `failed` by the applier, in the transaction that runs the statement.
@@ -198,14 +198,14 @@ fn is_superseded(statement: &Statement) -> bool {
     })
 }
 
-/// Whether the statement sets a password here. In a transaction.
+/// Whether the statement sets a password on this node. In a transaction.
 #[must_use]
 pub fn sets_password(statement: &Statement) -> bool {
     value(statement, PASSWORD_SETTING).is_some() && !is_superseded(statement)
 }
 
-/// Why a statement about roles is not run, whatever shapes the roles have; `None` for others, for
-/// which the shapes decide. In a transaction.
+/// Why a statement about roles is not run, whatever shapes the roles have; `None` if the shapes
+/// decide. In a transaction.
 #[must_use]
 pub fn passed_over(statement: &Statement) -> Option<&'static str> {
     if is_run_by_this_server(statement) {
@@ -219,7 +219,7 @@ pub fn passed_over(statement: &Statement) -> Option<&'static str> {
 }
 
 /// Runs a statement under the session's settings and rights, with its password unless a later one
-/// has set that. In a transaction. Raises what the statement raises.
+/// has set that. In a transaction. Raises the errors of the statement.
 ///
 /// # Errors
 /// 42601 or 08P01 for a statement that is none about roles.
@@ -231,10 +231,10 @@ pub fn run(statement: &Statement) -> Result<(), PgError> {
     catalog::with_settings(&settings, || role_statement::run(&statement.text, password))
 }
 
-/// Sets the password of a statement whose role is there already. As [`run`].
+/// Sets the password of a statement whose role exists already, as [`run`] does.
 ///
 /// # Errors
-/// As of [`run`].
+/// Those of [`run`].
 pub fn set_password(statement: &Statement) -> Result<(), PgError> {
     let role = value(statement, ROLE).unwrap_or_default();
     run(&Statement {

@@ -1,5 +1,5 @@
 //! Statements in the catalog: `braid.ddl_message`, of which the output plugin makes messages, and
-//! `braid.ddl_entry`, where everybody can read what became of them.
+//! `braid.ddl_entry`, where users can read the outcome.
 
 use std::ffi::CString;
 
@@ -55,7 +55,7 @@ pub(super) struct Captured {
 }
 
 /// Runs a statement with the rights of the session's user and has the other nodes do so, whatever
-/// `braid.ddl_replication` says. Raises what the statement raises.
+/// `braid.ddl_replication` says. Raises the errors of the statement.
 pub fn run_everywhere(tag: &str, text: &str) {
     let captured = Captured::begin(tag, text.to_owned());
     let alone = [("braid.ddl_replication", "off")];
@@ -68,8 +68,8 @@ pub fn run_everywhere(tag: &str, text: &str) {
     }
 }
 
-/// If this database is a node, and may tell others: the OID of the session's schema of temporary
-/// objects, 0 if there is none. In a transaction.
+/// If this database is a node, and may send statements: the OID of the session's schema of
+/// temporary objects, 0 if there is none. In a transaction.
 #[must_use]
 pub(super) fn temporary_schema_of_node() -> Option<u32> {
     // A server may be newer than the extension in this database.
@@ -83,7 +83,7 @@ pub(super) fn temporary_schema_of_node() -> Option<u32> {
     found.get(0, 0)?.parse().ok()
 }
 
-/// Whether this database is a node, and may tell others. In a transaction.
+/// Whether this database is a node, and may send statements. In a transaction.
 #[must_use]
 pub fn is_a_node() -> bool {
     temporary_schema_of_node().is_some()
@@ -316,7 +316,8 @@ pub fn rename_in_subscription(subscription_id: u32) {
     );
 }
 
-/// Whether a statement is done here already: it has come by another way. In a transaction.
+/// Whether a statement is done on this node already: it has arrived by another stream. In a
+/// transaction.
 #[must_use]
 pub fn is_known(statement: &Statement) -> bool {
     !owners_query(
@@ -337,8 +338,8 @@ pub fn last_of(state: &TableState) -> Option<(String, String)> {
     Some((found.get(0, 0)?.to_owned(), found.get(0, 1)?.to_owned()))
 }
 
-/// Has the output plugin send a statement. A row that is inserted is what is sent; the origin of
-/// the transaction says to whom. In a transaction.
+/// Has the output plugin send a statement, by inserting a row. The origin of the transaction
+/// decides to which nodes. In a transaction.
 ///
 /// # Errors
 /// [`PgError`] for a statement that can't be written.

@@ -1,6 +1,6 @@
 //! Former names of tables (`braid.former_table`). A statement that renames a table is run on one
 //! node after the other. Meanwhile a node that has run it gets rows from others under the former
-//! name; where two tables have swapped their names, a name alone does not tell which is meant.
+//! name. If two tables have swapped their names, a name alone does not say which is meant.
 //!
 //! Written in the transaction of the statement. A table of a provider keeps its OID, so
 //! `braid.subscription_table` has that OID. The leader asks the provider once, for its renames and
@@ -57,8 +57,9 @@ fn first_oid(found: Vec<Vec<Option<String>>>) -> Option<pg_sys::Oid> {
     cell.parse::<u32>().ok().map(pg_sys::Oid::from)
 }
 
-/// The table of a subscription whose provider sends its rows under this name, if it is one that was
-/// renamed by a statement; `None` for others, whose names count. In a transaction with a snapshot.
+/// The table of a subscription whose provider sends its rows under this name, if the table was
+/// renamed by a statement; `None` for other tables, whose names count. In a transaction with a
+/// snapshot.
 ///
 /// # Errors
 /// 42P01 when the extension is older than the library; those of PostgreSQL.

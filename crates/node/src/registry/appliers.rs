@@ -12,7 +12,7 @@ use braid_ring::ApplierState;
 pub struct ApplierEntry {
     /// Process id; 0: absent.
     pub pid: AtomicI32,
-    /// [`ApplierState::as_u32`] of what it is doing.
+    /// The applier's state, as [`ApplierState::as_u32`].
     pub state: AtomicU32,
     /// [`braid_postgres::wait::Wait`] that it sleeps in.
     pub wait: AtomicU32,

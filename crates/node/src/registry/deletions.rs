@@ -68,7 +68,7 @@ pub fn may_have_tombstone(hash: u64, timestamp: i64) -> bool {
         }
 }
 
-/// All tombstones of this database are known to shared memory from here on.
+/// Records that shared memory has all tombstones of this database.
 pub(crate) fn tombstones_are_known() {
     if let Some(entry) = my_manager() {
         entry.knows_tombstones.store(true, Ordering::Release);
@@ -81,7 +81,7 @@ pub fn remembers_deletions() -> bool {
     my_manager().is_some_and(|entry| entry.remembers_deletions.load(Ordering::Acquire))
 }
 
-/// Whether what this transaction has deleted here is collected, as far as that is known.
+/// Whether the local deletions of this transaction are collected, as far as that is known.
 #[must_use]
 pub fn is_collected(xid: pg_sys::TransactionId) -> bool {
     my_manager().is_some_and(|entry| {

@@ -1,5 +1,5 @@
-//! The last failure of a subscription's workers, whole, for the views: one that may pass is nowhere
-//! else.
+//! The last failure of a subscription's workers, whole, for the views: a failure that may pass is
+//! stored nowhere else.
 //!
 //! Written by the leader and the manager, read by any backend; both hold the registry's lock, so
 //! that a failure is read as it was written. Texts are cut to 512 bytes.

@@ -1,4 +1,4 @@
-//! The registry's lock: a light-weight lock of PostgreSQL's, for what is more than one word.
+//! The registry's lock: a light-weight lock of PostgreSQL's, for data that is more than one word.
 
 use pgrx::pg_sys;
 

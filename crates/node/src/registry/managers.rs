@@ -1,4 +1,5 @@
-//! The entry of a database's manager: what its other processes read, and how it is woken.
+//! The entry of a database's manager: state that its other processes read, and the latch by which
+//! it is woken.
 
 use std::cell::Cell;
 use std::sync::atomic::{
@@ -37,7 +38,7 @@ pub struct ManagerEntry {
     pub clock_exceeded: AtomicU64,
     /// The last warning of that (TimestampTz).
     pub clock_warned_at: AtomicI64,
-    /// Whether `newest` has what was there before the server started.
+    /// Whether `newest` includes versions from before the server started.
     pub remembers_newest: AtomicBool,
     /// The part of `newest` that is stored, as far as it is ahead of the clock (TimestampTz).
     pub newest_written: AtomicI64,
@@ -68,7 +69,7 @@ pub struct ManagerEntry {
     pub collector_latch: AtomicUsize,
     /// Tables may have come, or gone, since it has looked. Set by the manager.
     pub collector_list_is_old: AtomicBool,
-    /// Local WAL up to here has no deletion that is not collected.
+    /// Local WAL up to this position has no deletion that is not collected.
     pub collected_lsn: AtomicU64,
     /// Deletions by all transactions before this one are collected; 0: nobody knows yet.
     pub collected_before: AtomicU32,

@@ -16,7 +16,8 @@ use super::subscriptions::SubscriptionEntry;
 use super::table_counters;
 use crate::{settings, versions};
 
-/// Replication slots whose readers are known; one that finds no place is never known.
+/// Number of replication slots whose readers can be known; a slot that finds no place is never
+/// known.
 const READERS: usize = 4096;
 const MAGIC: u64 = 0x6272_6169_6472_670a;
 

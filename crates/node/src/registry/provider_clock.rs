@@ -31,7 +31,7 @@ pub struct MeasuredClock {
 }
 
 impl ProviderClock {
-    /// Say what was measured now.
+    /// Stores a measurement that was made now.
     pub fn show(&self, offset: i64, error: i64) {
         self.version.fetch_add(1, Ordering::AcqRel);
         fence(Ordering::Release);

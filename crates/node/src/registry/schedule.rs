@@ -1,7 +1,7 @@
 //! Counts of how a subscription's transactions were scheduled, for the view braid.dependency_stats.
 //!
-//! The leader counts for itself and adds what is new now and then; the appliers add once for each
-//! batch. Relaxed atomics.
+//! The leader counts for itself and adds new counts from time to time; the appliers add once for
+//! each batch. Relaxed atomics.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -68,8 +68,8 @@ pub struct ScheduleCounters {
     pub given_up_while_running: AtomicU64,
     /// Now: appliers that take transactions.
     pub taking: AtomicU64,
-    /// Now: 1 where transactions are not joined although the apply mode would, as a node may read
-    /// what others wrote.
+    /// 1 while transactions are not joined although the apply mode would join them, as a node may
+    /// read changes of others from this one.
     pub not_joined: AtomicU64,
     /// Rows and transactions per second with one of them and with all, as tried last: bits of an
     /// f64, 0 before.

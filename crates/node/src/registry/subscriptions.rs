@@ -1,4 +1,4 @@
-//! The entry of a subscription: what its processes tell each other and the views.
+//! The entry of a subscription: state that its processes share with each other and with the views.
 //!
 //! The manager takes a subscription's entry and gives it back (the registry's head).
 
@@ -67,8 +67,8 @@ impl Activity {
     }
 }
 
-/// A request to apply what is parked. Made by a session that holds the subscription's advisory lock
-/// for it, served by applier 0.
+/// A request to apply parked transactions. Made by a session that holds the subscription's advisory
+/// lock for it, served by applier 0.
 #[repr(C)]
 #[derive(Debug)]
 pub struct RetryRequest {
@@ -181,7 +181,7 @@ pub struct SubscriptionEntry {
     pub truncates: AtomicU64,
     /// Bytes received.
     pub bytes: AtomicU64,
-    /// Conflicts met.
+    /// Number of conflicts.
     pub conflicts: AtomicU64,
     /// Questions about rows that were put to other nodes.
     pub questions: AtomicU64,
@@ -343,8 +343,8 @@ pub fn take_subscription(id: u32) -> Option<&'static SubscriptionEntry> {
     })
 }
 
-/// Give a subscription's entry back, with its tables' counters. Does nothing while one of its
-/// processes still runs, which would write into what is somebody else's by then.
+/// Releases a subscription's entry, with its tables' counters. Does nothing while one of its
+/// processes still runs, which would write into the next owner's entry.
 pub fn release_subscription(entry: &SubscriptionEntry) {
     let runs = |pid: &AtomicI32| pid.load(Ordering::Acquire) != 0;
     if runs(&entry.leader_pid) || entry.appliers.iter().any(|applier| runs(&applier.pid)) {
@@ -415,8 +415,9 @@ impl SubscriptionEntry {
         self.alterations() != self.heeded.load(Ordering::Acquire)
     }
 
-    /// Everything as it is in fresh memory, but for the generation. By the holder of the lock, who
-    /// has found it free; readers may be looking at it, so each field is stored on its own.
+    /// Resets everything to the state of fresh memory, but for the generation. By the holder of the
+    /// lock, who has found it free; readers may be looking at it, so each field is stored on its
+    /// own.
     #[expect(clippy::too_many_lines, reason = "a line or two for each field")]
     fn reset(&self) {
         self.generation.fetch_add(1, Ordering::AcqRel);
@@ -541,8 +542,8 @@ impl SubscriptionEntry {
         appliers.iter().for_each(ApplierEntry::reset);
     }
 
-    /// The transaction whose turn it is has failed with what may pass, and is tried again. `lsn` is
-    /// its end at the provider.
+    /// The transaction whose turn it is has failed with an error that may pass, and is tried again.
+    /// `lsn` is its end at the provider.
     pub fn hold_up(&self, error: &PgError, lsn: u64) {
         self.held_up.record(error, lsn);
     }
@@ -560,8 +561,8 @@ impl SubscriptionEntry {
         self.held_up.get()
     }
 
-    /// The copy of a table waits for a transaction at the provider. `by_commit`: commits there wait
-    /// for this subscription, or may do so.
+    /// The copy of a table waits for a transaction at the provider. `by_commit`: commits at the
+    /// provider wait for this subscription, or may do so.
     pub fn hold_up_copy(&self, error: &PgError, by_commit: bool) {
         self.copy_held_up.record(error, 0);
         if by_commit {
@@ -619,7 +620,7 @@ impl SubscriptionEntry {
         Activity::from_u32(self.activity.load(Ordering::Acquire))
     }
 
-    /// Say what its workers are doing.
+    /// Sets the activity of the subscription's workers.
     pub fn set_activity(&self, activity: Activity) {
         self.activity.store(activity as u32, Ordering::Release);
     }

@@ -33,7 +33,7 @@ pub struct TableEntry {
     pub deletes: AtomicU64,
     /// Times truncated.
     pub truncates: AtomicU64,
-    /// Conflicts met.
+    /// Number of conflicts.
     pub conflicts: AtomicU64,
     /// Rows that the initial copy has written so far.
     pub copy_rows: AtomicU64,

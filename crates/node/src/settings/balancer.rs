@@ -1,4 +1,4 @@
-//! The settings of the balancer of routing. Those of the group's leader count.
+//! The settings of the balancer of routing. The settings of the group leader's server count.
 
 use std::time::Duration;
 

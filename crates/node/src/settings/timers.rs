@@ -1,4 +1,4 @@
-//! How often Braid's processes do what is done from time to time.
+//! The intervals of the periodic work of Braid's processes.
 //!
 //! These settings exist for tests, which would else wait for a minute until something old is
 //! removed. They are in no list of settings (`GUC_NO_SHOW_ALL`); `SHOW` and `ALTER SYSTEM` know

@@ -66,8 +66,8 @@ pub struct CopiedVersion {
     pub merged: bool,
 }
 
-/// The time of a tombstone that a prepared transaction has written: that of its commit, which its
-/// commit record tells. The manager puts it in its place.
+/// The time of a tombstone that a prepared transaction has written. Its commit record will have the
+/// real time; the manager then stores it.
 pub const AT_COMMIT: i64 = 0;
 
 /// The commit time of the transaction that removed a row and was prepared ([`AT_COMMIT`]). `None`
@@ -80,7 +80,7 @@ pub fn committed_at(writer: pg_sys::TransactionId, seen: Seen) -> Option<i64> {
     let runs = transaction::is_running(writer);
     match commit_data(writer) {
         Some((timestamp, _)) => Some(timestamp.saturating_add(EPOCH_DIFFERENCE)),
-        // Prepared: it will be newer than what has come before it.
+        // Prepared: its version will be newer than all earlier ones.
         None => (seen == Seen::All && runs).then_some(i64::MAX),
     }
 }
@@ -180,16 +180,16 @@ impl Seen {
     }
 }
 
-/// A transaction that was prepared commits at this time: what it has deleted, if anything, is not
-/// known here by group.
+/// A transaction that was prepared commits at this time. Its deletions, if any, are not known by
+/// group, so the times of all groups are raised.
 pub fn prepared_commits(timestamp: i64) {
     if registry::remembers_deletions() {
         registry::raise_all_tombstones(timestamp);
     }
 }
 
-/// Give tombstones of prepared transactions that have committed the time of that, and what these
-/// have taken out of tables without a key. In the caller's transaction.
+/// Gives tombstones of prepared transactions that have committed the time of the commit, and also
+/// the rows that these have removed from keyless tables. In the caller's transaction.
 pub fn settle() {
     for (table, column) in [("tombstone", "deleted_at"), ("taken_row", "removed_at")] {
         execute_lazily(

@@ -1,4 +1,4 @@
-//! Waiting for the collector of this database, which writes down what sessions have deleted. Run by
+//! Waiting for the collector of this database, which stores the deletions of sessions. Run by
 //! appliers and copy workers.
 //!
 //! The collector itself is another process (`workers/collector`).
@@ -38,7 +38,7 @@ pub fn has_slot() -> bool {
 }
 
 /// Waits until the collector of this database has passed a position in flushed WAL and has stored
-/// what it found. Returns false if it does not get that far.
+/// its findings. Returns false if it does not get that far.
 #[must_use]
 pub fn wait_past(aim: u64) -> bool {
     let mut before = 0;
