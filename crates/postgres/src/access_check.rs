@@ -7,10 +7,11 @@
 //! SELECT FOR UPDATE takes a weaker lock, and counts as reading.
 //!
 //! EXPLAIN without ANALYZE starts the executor and reads nothing, so it is not checked. Hooks are
-//! chained as in `hook.rs`; the functions here have nothing with a destructor on their stack.
+//! chained as in `hook.rs`; the functions of this module have nothing with a destructor on their
+//! stack.
 //!
-//! Not for: statements that write below the executor (TRUNCATE, DDL, appliers), and what is
-//! refused.
+//! Not for: statements that write below the executor (TRUNCATE, DDL, appliers), and the rules of
+//! refusal.
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -64,13 +65,13 @@ unsafe extern "C-unwind" fn start(query: *mut pg_sys::QueryDesc, flags: c_int) {
     let next = NEXT_START.get().copied().flatten();
     let next = next.unwrap_or(raw::standard_ExecutorStart);
     EXPLAINS.set(flags.cast_unsigned() & pg_sys::EXEC_FLAG_EXPLAIN_ONLY != 0);
-    // SAFETY: the next hook, or PostgreSQL's own function, gets what PostgreSQL has passed. There
-    // are plain values only on the stack.
+    // SAFETY: the next hook, or PostgreSQL's own function, gets PostgreSQL's arguments. There are
+    // plain values only on the stack.
     unsafe { next(query, flags) };
     EXPLAINS.set(false);
 }
 
-/// Whether a statement may go on. Raises what forbids it, if `reports`.
+/// Whether a statement may go on. Raises the error that forbids it, if `reports`.
 ///
 /// # Safety
 /// A range table, or null.

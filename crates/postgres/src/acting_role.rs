@@ -8,8 +8,7 @@ use pgrx::pg_sys;
 
 use crate::plain;
 
-/// A role, and what it may not do: `SECURITY_LOCAL_USERID_CHANGE` and so on of
-/// src/include/miscadmin.h.
+/// A role, and its limits: `SECURITY_LOCAL_USERID_CHANGE` and so on of src/include/miscadmin.h.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ActingRole {
     /// The role.

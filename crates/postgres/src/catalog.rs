@@ -2,8 +2,8 @@
 //!
 //! For the SQL functions and for workers that are in a transaction. Every query is parsed with the
 //! session's search_path: callers run with one that is pinned to pg_catalog and qualify everything
-//! else. Each query takes a snapshot of its own, so that a function that polls sees what others
-//! commit. Values go in and come out as text in UTF-8, whatever the database's encoding.
+//! else. Each query takes a snapshot of its own, so that a function that polls sees the commits of
+//! others. Values go in and come out as text in UTF-8, whatever the database's encoding.
 
 use std::ffi::{CStr, CString, c_char, c_int};
 
@@ -131,8 +131,8 @@ pub fn write(sql: &str, arguments: &[DatumWithOid<'_>]) -> (usize, Rows) {
 /// Settings that they make hold until it ends.
 pub fn run_script(script: &str) {
     let script = encoding::statement(script);
-    // SAFETY: in a transaction; SPI copies what it keeps. An error unwinds, and the abort cleans
-    // up.
+    // SAFETY: in a transaction; SPI copies the text that it keeps. An error unwinds, and the abort
+    // cleans up.
     unsafe {
         pg_sys::SPI_connect();
         let code = pg_sys::SPI_execute(script.as_ptr(), false, 0);
@@ -175,7 +175,7 @@ pub fn collect() -> Rows {
 /// `None` if the query does not give just one row. In a transaction.
 pub fn only_row<T>(statement: &CStr, read: impl FnOnce(&[Option<Value<'_>>]) -> T) -> Option<T> {
     // SAFETY: SPI_connect and SPI_finish enclose all use of SPI's memory; an error in between
-    // unwinds, and the abort cleans SPI up. The tuple is of the shape, and there until then.
+    // unwinds, and the abort cleans SPI up. The tuple is of the shape, and exists until then.
     unsafe {
         pg_sys::SPI_connect();
         pg_sys::SPI_execute(statement.as_ptr(), true, 2);
@@ -209,7 +209,7 @@ pub fn is_superuser(role: pg_sys::Oid) -> bool {
     plain::superuser_arg(role)
 }
 
-/// Whether every query of this transaction sees what others have committed by then.
+/// Whether every query of this transaction sees the commits of others so far.
 #[must_use]
 pub fn sees_new_commits() -> bool {
     plain::XactIsoLevel() < pg_sys::XACT_REPEATABLE_READ.cast_signed()

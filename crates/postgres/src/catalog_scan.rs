@@ -14,7 +14,7 @@ pub fn find<T>(
     mut look: impl FnMut(Tuple<'_>) -> Option<T>,
 ) -> Option<T> {
     let (none, snapshot) = (std::ptr::null_mut(), std::ptr::null_mut());
-    // SAFETY: the relation is open. Each row is there until the next one is fetched. The scan is
+    // SAFETY: the relation is open. Each row exists until the next one is fetched. The scan is
     // ended after its last use, or by the rollback if `look` unwinds.
     unsafe {
         let table = relation.as_ptr();

@@ -4,7 +4,7 @@
 //! A constraint is read from the caches, as it was before the statement that runs, until that
 //! statement's commands count.
 //!
-//! Not for: which function it is, and what a constraint stands for.
+//! Not for: the meaning of the function and of the constraint.
 
 use std::ffi::{CStr, CString};
 

@@ -108,7 +108,8 @@ pub(crate) type ChangedTuples = pg_sys::ReorderBufferChange__bindgen_ty_1__bindg
 /// `FileWrite` and `FileRead` are functions, from 17 on wrappers of others.
 ///
 /// # Errors
-/// That of the operating system. One that says nothing stands for a full disk, as with PostgreSQL.
+/// That of the operating system. An error without a number stands for a full disk, as with
+/// PostgreSQL.
 pub fn file_write(file: pg_sys::File, bytes: &[u8], offset: u64) -> io::Result<usize> {
     let offset = file_offset(offset)?;
     let wait = pg_sys::WaitEventIO::WAIT_EVENT_BUFFILE_WRITE;
@@ -260,7 +261,7 @@ pub fn publishes_generated(publication: &pg_sys::Publication) -> bool {
     }
 }
 
-/// Replace virtual generated columns in an expression by what they are generated from (since 18).
+/// Replaces virtual generated columns in an expression by their definitions (since 18).
 ///
 /// # Safety
 /// `node` is an expression over `relation`, in the current memory context.
@@ -520,23 +521,23 @@ pub unsafe fn excluding_publications(relation: pg_sys::Oid) -> *mut pg_sys::List
     }
 }
 
-/// The relation that CLUSTER, or REPACK, writes anew, if `node` is such a statement: one that names
-/// none is about all relations of the database. From 19 on, both have one node.
+/// The relation that CLUSTER, or REPACK, rewrites, if `node` is such a statement. A statement
+/// without a name is about all relations of the database. From 19 on, both have one node.
 #[cfg(not(feature = "pg19"))]
 pub(crate) fn rewritten_by(node: Node<'_>) -> Option<Option<Part<'_, pg_sys::RangeVar>>> {
     (node.tag() == pg_sys::NodeTag::T_ClusterStmt).then(|| {
-        // SAFETY: the tag says that the node is one of this type; what it points to is a part of
-        // the same tree, which lives as long.
+        // SAFETY: the tag says that the node is one of this type; its pointers lead to parts of the
+        // same tree, which lives as long.
         unsafe { tree((*node.as_ptr().cast::<pg_sys::ClusterStmt>()).relation) }
     })
 }
 
-/// The relation that CLUSTER, or REPACK, writes anew, if `node` is such a statement: one that names
-/// none is about all relations of the database. From 19 on, both have one node.
+/// The relation that CLUSTER, or REPACK, rewrites, if `node` is such a statement. A statement
+/// without a name is about all relations of the database. From 19 on, both have one node.
 #[cfg(feature = "pg19")]
 pub(crate) fn rewritten_by(node: Node<'_>) -> Option<Option<Part<'_, pg_sys::RangeVar>>> {
     (node.tag() == pg_sys::NodeTag::T_RepackStmt).then(|| {
-        // SAFETY: the tag says that the node is one of this type; what it points to is null or a
+        // SAFETY: the tag says that the node is one of this type; its pointer is null or leads to a
         // part of the same tree, which lives as long.
         unsafe {
             let named = (*node.as_ptr().cast::<pg_sys::RepackStmt>()).relation;

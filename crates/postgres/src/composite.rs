@@ -131,7 +131,7 @@ pub fn taken_apart<'v>(row: Value<'v>, shape: TupleDesc<'_>) -> Vec<Option<Value
     }
 }
 
-/// A composite value, in one piece, and the shape that its header names.
+/// A composite value, contiguous in memory, and the shape that its header names.
 #[derive(Debug)]
 pub struct Composite {
     header: *mut pg_sys::HeapTupleHeaderData,
@@ -180,7 +180,7 @@ impl Composite {
             t_data: self.header,
             ..Default::default()
         };
-        // SAFETY: the row is one of the shape, as its header says, and there as long as `self`.
+        // SAFETY: the row is one of the shape, as its header says, and exists as long as `self`.
         unsafe {
             tuple.t_len = u32::try_from(pgrx::varsize_any(self.header.cast())).unwrap_or(0);
             let tuple = Tuple::from_ptr(&raw mut tuple);

@@ -3,8 +3,9 @@
 //!
 //! Example: `insert into everywhere.orders .. on conflict (tenant_id, order_id) do update ..`. The
 //! unique index is that of `public.orders`, one of the partitions; the others are foreign tables,
-//! which have none. So PostgreSQL finds no index for the clause. The statement is made one about
-//! `public.orders` itself, which refuses rows of other nodes, with the way there.
+//! which have none. So PostgreSQL finds no index for the clause. The statement is turned into one
+//! about `public.orders` itself, which refuses rows of other nodes, with a hint how to reach their
+//! node.
 //!
 //! The statement then needs the rights of that table.
 

@@ -10,7 +10,7 @@ use crate::lock::LockMode;
 use crate::relation::Relation;
 
 /// Fills the room with COPY's text form. It waits only while it has less than the given number of
-/// bytes; less than that ends the data. Returns how many bytes it has put there.
+/// bytes; a shorter result ends the data. Returns the number of bytes.
 pub type Read = fn(&mut [u8], usize) -> Result<usize, PgError>;
 
 thread_local! {

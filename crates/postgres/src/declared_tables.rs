@@ -69,8 +69,8 @@ pub fn referenced(table: pg_sys::Oid) -> Vec<pg_sys::Oid> {
 /// The relations of a query's plan, in order, and whether it writes each.
 ///
 /// # Errors
-/// 0A000 for a statement that is not planned, 42601 for several statements, and what PostgreSQL
-/// says of the query.
+/// 0A000 for a statement that is not planned, 42601 for several statements, and PostgreSQL's errors
+/// about the query.
 pub fn of_query(query: &str) -> Result<Vec<(pg_sys::Oid, bool)>, PgError> {
     let text = encoding::statement(query);
     let text: &CStr = text.as_c_str();

@@ -4,7 +4,7 @@
 //! Each view has the lifetime of the callback. It is made from PostgreSQL's pointer once, by an
 //! `unsafe` function, and is safe to use from then on.
 //!
-//! Not for: what is made of a change.
+//! Not for: the use of a change.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::marker::PhantomData;
@@ -352,8 +352,8 @@ impl<'c> Transaction<'c> {
             if node.is_null() || node == head {
                 return None;
             }
-            // SAFETY: the list is the transaction's, goes in a circle, and each of its nodes but
-            // the head is in a change. It stays as it is for `'c`.
+            // SAFETY: the list is the transaction's and circular, and each of its nodes but the
+            // head is in a change. It does not change for `'c`.
             unsafe {
                 let change = node
                     .byte_sub(offset_of!(pg_sys::ReorderBufferChange, node))

@@ -19,10 +19,10 @@ use crate::{plain, value};
 const SQL_ASCII: i32 = pg_sys::pg_enc::PG_SQL_ASCII.cast_signed();
 const UTF8: i32 = pg_sys::pg_enc::PG_UTF8.cast_signed();
 
-/// In a database whose encoding is SQL_ASCII names and texts are any bytes. Those that are not
-/// UTF-8 are had as characters from here on, one for each byte, which nobody else uses (private
-/// use, plane 16): so that names that differ do so here too, and are the same again on the way
-/// back.
+/// In a database whose encoding is SQL_ASCII names and texts are any bytes. Bytes that are not
+/// UTF-8 are mapped to characters from this one on, one for each byte. No other text uses them
+/// (private use, plane 16). So names that differ also differ in UTF-8, and are unchanged when they
+/// are mapped back.
 const STRAY: u32 = 0x10_FF00;
 
 /// A name as UTF-8; empty for a null pointer.
@@ -100,7 +100,7 @@ fn from_any_bytes(bytes: &[u8]) -> String {
     let stray = |byte: u8| char::from_u32(STRAY + u32::from(byte)).unwrap_or('?');
     for chunk in bytes.utf8_chunks() {
         for character in chunk.valid().chars() {
-            // One that stands for a byte is not taken for that.
+            // A real character of that range is mapped byte by byte: it would stand for a byte.
             if stray_byte(character).is_some() {
                 let mut utf8 = [0; 4];
                 text.extend(character.encode_utf8(&mut utf8).bytes().map(stray));
@@ -171,13 +171,13 @@ pub fn to_server(name: &str) -> Option<CString> {
 }
 
 /// Text for PostgreSQL, in the server's encoding, without a zero byte at the end. A character that
-/// the encoding does not have becomes a question mark: for what people read.
+/// the encoding does not have becomes a question mark: for texts that people read.
 pub(crate) fn text_to_server(text: &str) -> Vec<u8> {
     convert(text).0
 }
 
-/// The name of something that may be here; `None` if nothing here can have it, since the server's
-/// encoding lacks one of its characters or it has a zero byte.
+/// The name of an object that may exist in this database; `None` if no object can have the name,
+/// since the server's encoding lacks one of its characters or it has a zero byte.
 pub fn name_here(name: &str) -> Option<CString> {
     let (name, whole) = convert(name);
     CString::new(name).ok().filter(|_| whole)
@@ -235,7 +235,8 @@ fn convert(text: &str) -> (Vec<u8>, bool) {
     (converted, whole)
 }
 
-/// A statement for PostgreSQL. What follows a zero byte, which none has, is left out.
+/// A statement for PostgreSQL. The text after a zero byte, which no valid statement has, is left
+/// out.
 pub fn statement(sql: &str) -> CString {
     to_server(sql.split('\0').next().unwrap_or_default()).unwrap_or_default()
 }
@@ -257,7 +258,7 @@ pub fn arguments<'a>(given: &[DatumWithOid<'a>]) -> Vec<DatumWithOid<'a>> {
     let convert = !is_utf8();
     let one = |argument: &DatumWithOid<'a>| {
         // SAFETY: the datum is of the type that goes with it; a text that was made for a statement
-        // is not compressed or elsewhere.
+        // is not compressed or stored out of line.
         unsafe {
             match argument.datum() {
                 Some(datum) if convert && argument.oid() == pg_sys::TEXTOID => {
@@ -307,9 +308,9 @@ pub fn text_from_server(text: &[u8]) -> Option<String> {
     std::str::from_utf8(converted).ok().map(str::to_owned)
 }
 
-/// Text of a value as UTF-8, without a copy where the bytes are UTF-8 already; `None` if they are
-/// not valid. What is converted is in the current memory context. PostgreSQL raises an error if
-/// there is no conversion, or a character has none.
+/// Text of a value as UTF-8, without a copy if the bytes are UTF-8 already; `None` if they are not
+/// valid. A converted copy is in the current memory context. PostgreSQL raises an error if there is
+/// no conversion, or a character has none.
 #[inline]
 #[must_use]
 pub fn checked_utf8(text: &[u8]) -> Option<&str> {
@@ -326,14 +327,14 @@ pub fn checked_utf8(text: &[u8]) -> Option<&str> {
     std::str::from_utf8(converted).ok()
 }
 
-/// An SQL function's argument or result of type text: UTF-8 here, the server's encoding there. What
-/// can't be had as UTF-8 raises 22021.
+/// An SQL function's argument or result of type text: UTF-8 in Rust, the server's encoding in SQL.
+/// A text that can't be converted to UTF-8 raises 22021.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Text(pub String);
 
 impl Text {
     /// # Safety
-    /// A value of type text that is there.
+    /// A value of type text that exists.
     unsafe fn of(datum: pg_sys::Datum) -> Self {
         // SAFETY: as the caller says; the copy, if there is one, goes with the call's memory.
         let bytes = unsafe {
@@ -363,7 +364,7 @@ impl FromDatum for Text {
     }
 }
 
-// SAFETY: what is made has nothing of the value in it.
+// SAFETY: the result refers to no memory of the value.
 unsafe impl UnboxDatum for Text {
     type As<'src> = Self;
 
@@ -379,8 +380,8 @@ unsafe impl UnboxDatum for Text {
 // SAFETY: an argument of type text is one value.
 unsafe impl<'fcx> ArgAbi<'fcx> for Text {
     unsafe fn unbox_arg_unchecked(argument: Arg<'_, 'fcx>) -> Self {
-        // SAFETY: the function is declared with an argument of type text here, and asks for the
-        // value only where there is one.
+        // SAFETY: the function is declared with an argument of type text at this place, and reads
+        // the value only if there is one.
         unsafe { argument.unbox_arg_using_from_datum() }.unwrap_or(Self(String::new()))
     }
 }
@@ -431,8 +432,8 @@ pub fn check(bytes: &[u8]) {
     }
 }
 
-/// Text of another encoding, as PostgreSQL numbers them, in the server's. What is made for that is
-/// in the current memory context. PostgreSQL raises an error if the bytes are not valid.
+/// Text of another encoding, as PostgreSQL numbers them, in the server's. A converted copy is in
+/// the current memory context. PostgreSQL raises an error if the bytes are not valid.
 #[must_use]
 pub fn of_charset(bytes: &[u8], charset: i32) -> &[u8] {
     if u32::try_from(charset).map_or(true, |charset| {

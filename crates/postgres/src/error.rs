@@ -36,9 +36,9 @@ pub struct PgError {
     pub detail: Option<String>,
     /// Hint, if any.
     pub hint: Option<String>,
-    /// All else that PostgreSQL said, if it raised the error; and what was being done.
+    /// All other fields, if PostgreSQL raised the error; and the context added since.
     pub fields: Option<Box<Fields>>,
-    /// A user's conflict function has failed, or gave what can't be.
+    /// A user's conflict function has failed, or returned an invalid result.
     pub by_function: bool,
     /// A server in recovery has reported it, so it may pass when that server is promoted.
     pub in_recovery: bool,
@@ -77,8 +77,8 @@ impl PgError {
         self
     }
 
-    /// With a hint for causes that replication meets and PostgreSQL gives no hint for; `then` is
-    /// what to do afterwards.
+    /// Adds a hint for causes that are typical of replication, if PostgreSQL gives no hint; `then`
+    /// is the user's next step.
     #[must_use]
     pub fn with_hint_of_cause(mut self, then: &str) -> Self {
         let fields = self.fields.as_deref().filter(|_| self.hint.is_none());
@@ -99,7 +99,7 @@ impl PgError {
         self
     }
 
-    /// CONTEXT, if any: PostgreSQL's, and what was being done.
+    /// CONTEXT, if any: PostgreSQL's, and the lines added since.
     #[must_use]
     pub fn context(&self) -> Option<&str> {
         self.fields.as_deref()?.context()
@@ -128,8 +128,8 @@ impl PgError {
             } => report,
         };
         let code = report.sql_error_code() as i32;
-        // Where an older error was raised again by a handler in between, what was seen last is
-        // another's.
+        // If a handler in between raised an older error again, the error that was seen last is
+        // another one.
         let fields = seen.filter(|fields| fields.are_of(code, report.message()));
         let raised = SqlState::unpack(fields.as_ref().map_or(code, |fields| fields.code()));
         Self {
@@ -180,8 +180,8 @@ impl PgError {
         report(pgrx::PgLogLevel::LOG, &with_context);
     }
 
-    /// Write it to the server's log at the level ERROR, and go on: for what ends a service that
-    /// somebody counts on.
+    /// Writes it to the server's log at the level ERROR, and goes on: for errors that end a service
+    /// on which somebody depends.
     pub fn log_as_error(&self, context: &str) {
         fields::log_as_error(&Self {
             message: format!("{context}: {}", self.message),
@@ -210,7 +210,7 @@ impl From<braid_gir::Error> for PgError {
     }
 }
 
-/// SQLSTATE of what pgrx has no name for, whatever it was.
+/// SQLSTATE of all errors for which pgrx has no name.
 const INTERNAL_ERROR: i32 = pg_sys::errcodes::PgSqlErrorCode::ERRCODE_INTERNAL_ERROR as i32;
 
 /// Whether pgrx has a name for this SQLSTATE. It takes all others, which users can raise, for
@@ -237,8 +237,8 @@ fn report(level: pgrx::PgLogLevel, error: &PgError) {
     report.report(level);
 }
 
-/// Run `work`, and give a PostgreSQL error or a panic in it as a value. The caller rolls back: of
-/// what `work` did, only locks and waits that no rollback would end are undone.
+/// Runs `work`, and returns a PostgreSQL error or a panic in it as a value. The caller rolls back:
+/// this function only ends locks and waits that no rollback would end.
 ///
 /// # Errors
 /// The raised error.
@@ -257,8 +257,8 @@ pub fn catch<T>(work: impl FnOnce() -> T) -> Result<T, PgError> {
     })
 }
 
-/// Run the work of a function that PostgreSQL calls, and raise what it fails with as it was: pgrx's
-/// own guard would strip it of all but four texts.
+/// Runs the work of a function that PostgreSQL calls, and raises its error unchanged: pgrx's own
+/// guard would strip the error of all but four texts.
 pub fn pass_on<T>(work: impl FnOnce() -> T) -> T {
     match catch(work) {
         Ok(value) => value,
@@ -299,7 +299,7 @@ pub fn abort() {
     // SAFETY: AbortOutOfAnyTransaction is right in any transaction state. Interrupts are held as
     // PostgreSQL's own error handlers hold them.
     unsafe {
-        // A commit that failed may have left its position here (`origin::stands_for`).
+        // A commit that failed may have left its position in this variable (`origin::stands_for`).
         compat::set_session_origin_lsn(0);
         pg_sys::InterruptHoldoffCount += 1;
         pg_sys::AbortOutOfAnyTransaction();

@@ -61,7 +61,7 @@ guarded! {
         estate: *mut pg_sys::EState,
     ) -> *mut pg_sys::ResultRelInfo = "ExecFindPartition";
 
-    /// Closes what routing has opened (src/include/executor/execPartition.h, 15 to 18).
+    /// Closes the tables that routing has opened (src/include/executor/execPartition.h, 15 to 18).
     fn exec_cleanup_tuple_routing(
         state: *mut pg_sys::ModifyTableState,
         routing: *mut PartitionTupleRouting,
@@ -90,7 +90,7 @@ guarded! {
 
     /// Takes a multirange apart, into the current memory context
     /// (src/include/utils/multirangetypes.h, 15 to 18). The range type is the type cache's entry,
-    /// with what it has of ranges. The multirange is not compressed or stored out of line.
+    /// with its fields about ranges. The multirange is not compressed or stored out of line.
     fn multirange_deserialize(
         range_type: *mut pg_sys::TypeCacheEntry,
         multirange: *const pg_sys::varlena,
@@ -120,8 +120,8 @@ guarded! {
         reader: *mut pg_sys::XLogReaderState,
     ) = "LogicalDecodingProcessRecord";
 
-    /// Whether a transaction is prepared here under this name, at this position and time of its
-    /// origin (src/include/access/twophase.h, 15 to 18). In a transaction.
+    /// Whether a transaction is prepared on this server under this name, at this position and time
+    /// of its origin (src/include/access/twophase.h, 15 to 18). In a transaction.
     fn lookup_gxact(
         gid: *const c_char,
         prepare_end_lsn: pg_sys::XLogRecPtr,
@@ -223,7 +223,7 @@ pub mod raw {
 
     unsafe extern "C-unwind" {
         // src/include/access/genam.h, 15 to 18.
-        /// Starts a scan anew with these keys, and frees what it holds of the last row.
+        /// Starts a scan anew with these keys, and frees its state of the last row.
         pub fn index_rescan(
             scan: pg_sys::IndexScanDesc,
             keys: pg_sys::ScanKey,
@@ -411,7 +411,7 @@ struct PqCommMethods {
     putmessage_noblock: PutMessageNoblock,
 }
 
-/// Sends what there is, or what can be sent without waiting; EOF when the client is gone.
+/// Sends all, or as much as can be sent without waiting; EOF when the client is gone.
 pub type Flush = unsafe extern "C-unwind" fn() -> c_int;
 /// Whether something is still to be sent.
 pub type IsSendPending = unsafe extern "C-unwind" fn() -> bool;
@@ -425,9 +425,9 @@ pub type PutMessageNoblock = unsafe extern "C-unwind" fn(c_char, *const c_char, 
 pub struct Methods {
     /// Waits until all is sent.
     pub flush: Flush,
-    /// Sends what can be sent without waiting.
+    /// Sends as much as can be sent without waiting.
     pub flush_if_writable: Flush,
-    /// Tells whether something is left to send.
+    /// Returns whether something is left to send.
     pub is_send_pending: IsSendPending,
     /// Sends a message.
     pub put_message: PutMessage,
@@ -451,7 +451,7 @@ static OUR_METHODS: OnceLock<PqCommMethods> = OnceLock::new();
 /// Put functions in the place of PostgreSQL's; always the same ones.
 ///
 /// # Safety
-/// This process has a client. The functions do what those of PostgreSQL do, sooner or later, and
+/// This process has a client. The functions have the effects of PostgreSQL's, sooner or later, and
 /// are never unloaded.
 pub unsafe fn replace_methods(methods: Methods) {
     if !ORIGINAL_METHODS.load(Relaxed).is_null() {
@@ -511,7 +511,7 @@ fn same_object(one: *const c_void, other: *const c_void) -> bool {
 /// PostgreSQL's own functions.
 fn original_methods() -> PqCommMethods {
     let original = ORIGINAL_METHODS.load(Relaxed);
-    // SAFETY: PostgreSQL has a table there from the beginning of the process, and frees none.
+    // SAFETY: PostgreSQL has set the variable at the beginning of the process, and frees no table.
     unsafe {
         *(if original.is_null() {
             PQ_COMM_METHODS
@@ -565,7 +565,7 @@ impl Client {
         unsafe { (original_methods().is_send_pending)() }
     }
 
-    /// `pq_flush_if_writable`. False if the client is gone, which the next who writes finds out
+    /// `pq_flush_if_writable`. Returns false if the client is gone; the next write finds that out
     /// too.
     #[must_use]
     pub fn flush_if_writable(self) -> bool {
@@ -595,8 +595,8 @@ impl Client {
         unsafe {
             let port = pg_sys::MyProcPort;
             loop {
-                // As `socket_set_nonblocking` of src/backend/libpq/pqcomm.c does; who wants to wait
-                // sets it back.
+                // As `socket_set_nonblocking` of src/backend/libpq/pqcomm.c does; a caller that
+                // wants to wait sets it back.
                 (*port.cast::<PortHead>()).noblock = true;
                 let (written, code) = pg_sys::ffi::pg_guard_ffi_boundary(|| {
                     let written = secure_write_unguarded(port, bytes.as_ptr().cast(), bytes.len());

@@ -94,8 +94,8 @@ pub unsafe fn fetch(
     snapshot: pg_sys::Snapshot,
     slot: *mut pg_sys::TupleTableSlot,
 ) -> bool {
-    // SAFETY: as the caller says. The page is read while it is locked; of an item only what lies in
-    // the page is taken.
+    // SAFETY: the caller guarantees that the buffer is pinned. The page is read while it is locked;
+    // of an item, only bytes within the page are used.
     unsafe {
         let (_, item) = place;
         let tuple = &raw mut (*slot.cast::<pg_sys::BufferHeapTupleTableSlot>())
@@ -130,8 +130,9 @@ pub struct Lifetime {
     pub ended_by: Option<pg_sys::TransactionId>,
 }
 
-/// Reads who wrote and who ended the row version that is item `item` of a block of a table's file.
-/// `None` if the block is not in shared buffers, or has no such version any more. Works outside of
+/// Reads which transactions wrote and ended the row version that is item `item` of a block of a
+/// table's file. Returns `None` if the block is not in shared buffers, or has no such version any
+/// more. Works outside of transactions too.
 /// transactions too.
 ///
 /// Nothing is read from files: so there is no file to miss, and no error of a read can leave a pin
@@ -220,7 +221,7 @@ impl Drop for Owner {
     }
 }
 
-/// A resource owner for what is done outside of transactions, made once in a process.
+/// A resource owner for work outside of transactions, created once in a process.
 fn own_resource_owner() -> pg_sys::ResourceOwner {
     thread_local! {
         static OWNER: Cell<pg_sys::ResourceOwner> = const { Cell::new(std::ptr::null_mut()) };

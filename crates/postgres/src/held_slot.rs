@@ -10,7 +10,7 @@ use pgrx::pg_sys;
 /// Releases the slot that this process holds, if it holds one. A slot that was not finished is
 /// dropped. Outside of transactions.
 ///
-/// Raises what PostgreSQL raises if files of the slot can't be removed.
+/// Raises PostgreSQL's error if files of the slot can't be removed.
 pub fn release() {
     // SAFETY: reads a variable of this process; the function is for a process that holds a slot.
     unsafe {

@@ -3,10 +3,10 @@
 //!
 //! Hooks are chained as PostgreSQL's own modules do it. Code of the library runs under pgrx's
 //! guard. The statement itself, and hooks of other libraries, are plain calls without a guard:
-//! PostgreSQL's errors pass as they are, and leave the functions here by a long jump. So these have
-//! nothing with a destructor on their stack.
+//! PostgreSQL's errors pass unchanged, and leave this module's functions by a long jump. So these
+//! have nothing with a destructor on their stack.
 //!
-//! Not for: what the library does about a statement.
+//! Not for: the library's actions.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::marker::PhantomData;
@@ -128,7 +128,7 @@ impl<'s> Utility<'s> {
     }
 }
 
-/// The hooks that were there before.
+/// The previous hooks.
 #[derive(Debug)]
 struct Chain {
     watch: &'static Watch,
@@ -200,8 +200,8 @@ unsafe extern "C-unwind" fn start(query: *mut pg_sys::QueryDesc, flags: c_int) {
     let next = chain.and_then(|chain| chain.start);
     let next = next.unwrap_or(raw::standard_ExecutorStart);
     let explanation = chain.and_then(|chain| (chain.watch.begins)());
-    // SAFETY: the next hook, or PostgreSQL's own function, gets what PostgreSQL has passed. There
-    // are pointers and numbers only on the stack.
+    // SAFETY: the next hook, or PostgreSQL's own function, gets PostgreSQL's arguments. There are
+    // pointers and numbers only on the stack.
     unsafe { explained(explanation, || next(query, flags)) };
 }
 
@@ -233,7 +233,7 @@ unsafe extern "C-unwind" fn utility(
     let run = || {
         let wanted = chain.is_some_and(|chain| (chain.watch.wants)(statement));
         let followed = if wanted { before(statement) } else { 0 };
-        // SAFETY: the next hook, or PostgreSQL's own function, gets what PostgreSQL has passed.
+        // SAFETY: the next hook, or PostgreSQL's own function, gets PostgreSQL's arguments.
         unsafe {
             next(
                 planned,
@@ -279,7 +279,7 @@ unsafe extern "C-unwind" fn on_access(
         return;
     };
     if let Some(previous) = chain.access {
-        // SAFETY: the hook that was there before gets what PostgreSQL has passed.
+        // SAFETY: the previous hook gets PostgreSQL's arguments.
         unsafe { previous(access, class, object, part, argument) };
     }
     let mut objects = chain.watch.objects.iter();

@@ -77,8 +77,8 @@ impl Default for IndexEnd {
 
 impl IndexEnd {
     /// Whether the key, which has a value for each column of the index, is known to be greater than
-    /// all in it: then nothing is under it, as far as a scan of this moment could tell. False also
-    /// where it is not worth the look.
+    /// all in it: then nothing is under it, as far as a scan of this moment could find. Also
+    /// returns false if a look is not worth its cost.
     ///
     /// # Safety
     /// The index is open and locked; the values are of its columns' types. The current memory
@@ -129,8 +129,8 @@ impl IndexEnd {
             }
             if self.key.is_null() {
                 self.key = raw::_bt_mkscankey(index, std::ptr::null_mut());
-                // Which it leaves to its caller. An entry that stands for several row versions is
-                // compared in an index that may have such alone.
+                // `_bt_mkscankey` leaves this to its caller. Only an index that may have entries
+                // of several row versions compares them.
                 raw::_bt_metaversion(
                     index,
                     &raw mut (*self.key).has_heap_key_space,
@@ -192,7 +192,8 @@ impl IndexEnd {
         if buffer <= 0 {
             return None;
         }
-        // SAFETY: as the caller says: a page of a B-tree, which ends with what all of these have.
+        // SAFETY: the caller guarantees a page of a B-tree, which ends with the fields that all of
+        // these have.
         unsafe {
             let page = heap_page::page_of(buffer);
             let header = &*page.cast::<pg_sys::PageHeaderData>();

@@ -1,5 +1,5 @@
-//! Queries that a process runs again and again, for each table that comes: parsed and planned once.
-//! A plan costs more than the rows that it finds here.
+//! Queries that a process runs again and again, for each table of the stream: parsed and planned
+//! once. Making a plan costs more than finding the rows.
 //!
 //! Where something that a plan depends on has changed, PostgreSQL makes it anew. Each is made for
 //! any arguments at once: all of them look catalogs up by a key, and PostgreSQL's own choice would
@@ -35,24 +35,24 @@ thread_local! {
     static PLANS: RefCell<HashMap<Query, NonNull<pg_sys::_SPI_plan>>> = RefCell::new(HashMap::new());
 }
 
-/// Run a query that only reads, and give its rows as text. It sees what is committed by now, and
-/// what this transaction's statements have written. In a transaction.
+/// Runs a query that only reads, and returns its rows as text. It sees all that is committed by
+/// now, and the writes of this transaction's statements. In a transaction.
 ///
 /// # Errors
-/// XX000 for what SPI refuses; PostgreSQL's own errors unwind.
+/// XX000 if SPI refuses the query; PostgreSQL's own errors unwind.
 pub fn rows(
     sql: &'static str,
     arguments: &[DatumWithOid<'_>],
 ) -> Result<Vec<Vec<Option<String>>>, PgError> {
-    // With the snapshot of the transaction, what others committed since it began would not be seen
-    // in some isolation levels.
+    // With the snapshot of the transaction, later commits of others would not be seen in some
+    // isolation levels.
     snapshot::latest(|| rows_in_snapshot(sql, arguments))
 }
 
-/// As [`rows`], of what the active snapshot shows: for several queries of one moment.
+/// Runs a query as [`rows`] does, under the active snapshot: for several queries of one moment.
 ///
 /// # Errors
-/// As [`rows`].
+/// Those of [`rows`].
 pub fn rows_in_snapshot(
     sql: &'static str,
     arguments: &[DatumWithOid<'_>],

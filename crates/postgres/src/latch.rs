@@ -38,10 +38,10 @@ pub fn refuse_waits(refuse: bool) {
     REFUSES.store(refuse, Ordering::Relaxed);
 }
 
-/// To be called before what may take long.
+/// To be called before an action that may take long.
 ///
 /// # Errors
-/// 55P03 where this process must not wait.
+/// 55P03 if this process must not wait.
 pub fn may_wait() -> Result<(), PgError> {
     if REFUSES.load(Ordering::Relaxed) {
         return Err(PgError::new(
@@ -100,8 +100,8 @@ fn wait_for(
     // is not open is an error that PostgreSQL raises, not undefined behaviour.
     let woken = wait::during(shown, |event| unsafe {
         let events = i32::try_from(events).unwrap_or(i32::MAX);
-        // For the latch alone PostgreSQL keeps what it waits with; for a socket it makes it anew
-        // each time.
+        // For the latch alone PostgreSQL keeps its wait event set; for a socket it creates one each
+        // time.
         let woken = if socket < 0 {
             pg_sys::WaitLatch(pg_sys::MyLatch, events, timeout_ms(timeout), event)
         } else {

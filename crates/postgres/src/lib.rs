@@ -2,8 +2,8 @@
 //! connections.
 //!
 //! Callers above use these modules instead of the bindings. Every process with the library runs
-//! this code. The crate must not know a table, a view or a setting of Braid's, nor who replicates
-//! what to whom. Differences between major versions are in `compat`, and functions that the
+//! this code. The crate must not know a table, a view or a setting of Braid's, nor the nodes and
+//! their replication. Differences between major versions are in `compat`, and functions that the
 //! bindings lack in `ffi`.
 
 #![allow(unsafe_code)]

@@ -1,9 +1,9 @@
 //! Connections to other servers, over libpq with all of its TLS and authentication.
 //!
 //! Used by the SQL functions (to look at a provider), the leader (to receive) and the copy workers.
-//! Nothing here blocks in libpq: every wait is a latch wait, so that a worker stops at once when
-//! asked and notices the death of the postmaster. Connection strings never appear in an error:
-//! libpq's message about a malformed one quotes it, and is left out.
+//! No call blocks in libpq: every wait is a latch wait, so that a worker stops at once when asked
+//! and notices the death of the postmaster. Connection strings never appear in an error: libpq's
+//! message about a malformed one quotes it, and is left out.
 
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, CString, c_char, c_int};
@@ -221,7 +221,7 @@ pub fn receiver_timeout() -> Option<Duration> {
 pub enum CopyData {
     /// One message.
     Message(CopyMessage),
-    /// Nothing there now.
+    /// Nothing has arrived now.
     Pending,
     /// The peer ended the copy.
     End,
@@ -396,7 +396,7 @@ fn text(raw: *const c_char) -> Option<String> {
     )
 }
 
-/// Check the form of a connection string, and that it does not set what Braid sets itself.
+/// Checks the form of a connection string, and that it does not set options that Braid sets itself.
 ///
 /// # Errors
 /// [`Error::MalformedConnectionString`].
@@ -489,9 +489,9 @@ pub fn connection_settings(dsn: &str) -> Vec<(String, String)> {
 }
 
 impl Connection {
-    /// Connect to `dsn` under `application_name`. Sets what makes text forms independent of both
-    /// servers' settings, and takes off the limits that a role may have for sessions of people: a
-    /// snapshot is held for as long as a copy takes.
+    /// Connects to `dsn` under `application_name`. Sets options that make text forms independent of
+    /// both servers' settings, and removes the limits that a role may have for sessions of people:
+    /// a snapshot is held for as long as a copy takes.
     ///
     /// # Errors
     /// [`Error::MalformedConnectionString`], [`Error::Connection`].
@@ -626,7 +626,7 @@ impl Connection {
         };
         let mut pairs = vec![
             // A provider behind a network that has gone silent is noticed within a minute, unless
-            // the string says otherwise: what comes later overrides.
+            // the string says otherwise: later options override.
             ("keepalives_idle", "30"),
             ("keepalives_interval", "10"),
             ("keepalives_count", "3"),
@@ -703,7 +703,7 @@ impl Connection {
         });
     }
 
-    /// Wait for the peer, which has been silent since then, and take in what it says.
+    /// Waits for the peer, which has been silent since then, and reads its message.
     fn await_peer(&mut self, interest: Interest, since: &mut Instant) -> Result<()> {
         let limit = match self.silence {
             Silence::Borne => None,
@@ -776,7 +776,7 @@ impl Connection {
         crate::latch::wait_for_socket(socket, interest, timeout)
     }
 
-    /// The socket, for waiting elsewhere.
+    /// The socket, for waiting in other code.
     #[must_use]
     pub fn socket(&self) -> i32 {
         PQsocket(self.live())
@@ -879,10 +879,10 @@ impl Connection {
         Ok(())
     }
 
-    /// The rows of what was sent.
+    /// Returns the rows of the sent query.
     ///
     /// # Errors
-    /// As [`Connection::query`].
+    /// Those of [`Connection::query`].
     pub fn finish_query(&mut self) -> Result<Rows> {
         let mut rows = Rows::default();
         let mut failed = None;
@@ -903,11 +903,10 @@ impl Connection {
         }
     }
 
-    /// Takes in what has come of the rows of what was sent, and does not wait. True once that is
-    /// all.
+    /// Reads the received rows of the sent query, without waiting. Returns true once these are all.
     ///
     /// # Errors
-    /// As [`Connection::query`]. The connection is of no use then.
+    /// Those of [`Connection::query`]. Then the connection can't be used any more.
     pub fn try_finish_query(&mut self, rows: &mut Rows) -> Result<bool> {
         if PQflush(self.live()) < 0 {
             return Err(self.lost());

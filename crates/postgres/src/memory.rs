@@ -1,5 +1,5 @@
-//! Memory contexts: the current one, kept over a piece of work, one for what is used only during a
-//! piece of work, and work in others.
+//! Memory contexts: the current one, kept over a call, one for data that is used only during a
+//! call, and calls in other contexts.
 
 use std::ffi::CStr;
 use std::marker::PhantomData;
@@ -134,19 +134,19 @@ impl Context {
 
     /// Makes this the current context.
     pub fn enter(self) {
-        // SAFETY: the context lives until it is deleted, and who deletes it says that it is not
-        // used any more.
+        // SAFETY: the context lives until it is deleted, and the code that deletes it guarantees
+        // that it is not used any more.
         unsafe { pg_sys::MemoryContextSwitchTo(self.0) };
     }
 
     /// Runs `work` with this as the current context.
     pub fn run<T>(self, work: impl FnOnce() -> T) -> T {
-        // SAFETY: the context lives until it is deleted, and who deletes it says that it is not
-        // used any more.
+        // SAFETY: the context lives until it is deleted, and the code that deletes it guarantees
+        // that it is not used any more.
         unsafe { within(self.0, work) }
     }
 
-    /// Frees what is in it.
+    /// Frees all memory in it.
     ///
     /// # Safety
     /// Nothing in it is used any more.
@@ -193,7 +193,7 @@ impl Scratch {
         Self(Context::create(Parent::Current, name, SMALL))
     }
 
-    /// Makes one of small blocks, for what is kept as long as it.
+    /// Creates a context of small blocks, for data that is kept as long as it.
     #[must_use]
     pub fn small(name: &'static CStr) -> Self {
         Self(Context::create(Parent::Top, name, SMALL))
@@ -207,8 +207,7 @@ impl Scratch {
 
     /// Runs `work` with this memory. A value that `work` returns must not refer to it.
     pub fn run<T>(&mut self, work: impl FnOnce() -> T) -> T {
-        // SAFETY: what the last piece of work has left is not used any more, as its value does not
-        // refer to it.
+        // SAFETY: memory of the last call is not used any more, as its value does not refer to it.
         unsafe { self.0.reset() };
         self.0.run(work)
     }
@@ -220,7 +219,8 @@ impl Drop for Scratch {
             if plain::CurrentMemoryContext() == self.0.0 {
                 Context::of_process().enter();
             }
-            // SAFETY: who holds this value holds what is in it, and it is not the current context.
+            // SAFETY: the holder of this value holds all values in it, and it is not the current
+            // context.
             unsafe { self.0.delete() };
         }
     }

@@ -1,14 +1,14 @@
 //! Messages between two processes of this server: two queues in a segment of shared memory. Run by
 //! processes that ask a worker, and by the worker.
 //!
-//! Not for: what is in a message.
+//! Not for: the contents of a message.
 
 use pgrx::pg_sys;
 
 use crate::memory;
 use crate::worker::Handle;
 
-/// Bytes of each queue. Longer messages go through in pieces.
+/// Bytes of each queue. Longer messages go through in parts.
 const QUEUE_BYTES: usize = 64 * 1024;
 
 /// One process's end of both queues. When it is dropped, the other end learns that it is gone.
@@ -38,8 +38,8 @@ impl Channel {
 
     fn open(known: Option<u32>) -> Option<Self> {
         // SAFETY: the segment is mapped until it is detached, and has room for both queues, each of
-        // which has one sender and one receiver. A number that is not known any more gives null.
-        // The handles outlive transactions, as TopMemoryContext does.
+        // which has one sender and one receiver. An unknown number gives null. The handles outlive
+        // transactions, as TopMemoryContext does.
         unsafe {
             let segment = match known {
                 Some(number) => pg_sys::dsm_attach(number),

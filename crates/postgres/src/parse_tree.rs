@@ -1,9 +1,10 @@
-//! Parse trees, as views that are checked: a node is read as what its tag says, and what it points
-//! to is null or a part of the same tree. Run by hooks, event triggers and the output plugin.
+//! Parse trees, as views that are checked: a node is read as the type that its tag names, and its
+//! pointers are null or lead to parts of the same tree. Run by hooks, event triggers and the output
+//! plugin.
 //!
 //! Each tree is made a view once, by an `unsafe` function. All that is read below it is safe.
 //!
-//! Not for: what a statement means (`schema_statement`, `drop_command`).
+//! Not for: the meaning of a statement (`schema_statement`, `drop_command`).
 
 use std::ffi::{CStr, c_char};
 use std::ops::Deref;
@@ -19,7 +20,7 @@ pub struct Part<'t, T>(&'t T);
 
 /// Any node of a tree.
 pub type Node<'t> = Part<'t, pg_sys::Node>;
-/// A list, whose tag says what its cells are.
+/// A list, whose tag says of which kind its cells are.
 pub type List<'t> = Part<'t, pg_sys::List>;
 
 impl<T> Clone for Part<'_, T> {
@@ -180,7 +181,7 @@ texts!(*mut c_char, *const c_char);
 macro_rules! at {
     ($part:expr, $field:ident) => {{
         let part: $crate::parse_tree::Part<'_, _> = $part;
-        // SAFETY: what a part of a tree points to is null or a part of the same tree.
+        // SAFETY: a pointer in a part of a tree is null or leads to a part of the same tree.
         unsafe { $crate::parse_tree::follow(part, |node| node.$field) }
     }};
 }

@@ -17,11 +17,11 @@
 //!    plan runs, the parent gets a condition over the key itself. PostgreSQL's own pruning does the
 //!    rest; no row is checked by it.
 //!
-//! A plan that depends on what was known when it was made carries notes among what would make it
-//! invalid, under numbers that no catalog has. `Watch::begins` sees them when the plan starts.
+//! A plan that depends on facts as of its making carries notes among its invalidation items, under
+//! numbers that no catalog has. `Watch::begins` sees them when the plan starts.
 //!
-//! Hooks are chained as in `hook.rs`; what calls other code has nothing with a destructor on its
-//! stack.
+//! Hooks are chained as in `hook.rs`; functions that call other code have nothing with a destructor
+//! on their stack.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int};
@@ -52,7 +52,7 @@ pub struct Watch {
     pub candidate: &'static CStr,
     /// Such a function of an array of tenants.
     pub candidate_of_any: &'static CStr,
-    /// Called for each partition, with what the query says of the tenant.
+    /// Called for each partition, with the query's conditions on the tenant.
     pub decide: fn(&Asked<'_>) -> Result<Decision, PgError>,
     /// Called when a plan starts, with its note.
     pub begins: fn(Note) -> Result<(), PgError>,
@@ -144,7 +144,7 @@ unsafe extern "C-unwind" fn on_start(query: *mut pg_sys::QueryDesc, flags: c_int
     let next = CHAIN.get().and_then(|chain| chain.start);
     let next = next.unwrap_or(raw::standard_ExecutorStart);
     // SAFETY: PostgreSQL has passed a query with its plan; the list is read only. The next hook, or
-    // PostgreSQL's own function, gets what PostgreSQL has passed.
+    // PostgreSQL's own function, gets PostgreSQL's arguments.
     unsafe {
         let planned = (*query).plannedstmt;
         let only_explains = flags.cast_unsigned() & pg_sys::EXEC_FLAG_EXPLAIN_ONLY != 0;
@@ -326,7 +326,7 @@ impl Said {
 /// # Safety
 /// Nodes of the planner's.
 unsafe fn said(clause: *mut pg_sys::Node, tenant: *mut pg_sys::Node) -> Option<Said> {
-    // SAFETY: as the caller says; a node is read as what its tag says.
+    // SAFETY: the caller guarantees valid nodes; a node is read as the type that its tag names.
     unsafe {
         let tenant = without_relabel(tenant);
         let is_tenant = |node| pg_sys::equal(without_relabel(node).cast(), tenant.cast());
@@ -376,11 +376,10 @@ unsafe fn find_said(
     }
 }
 
-/// A relation of a query is built. Called by PostgreSQL's hook, after the one that was there
-/// before.
+/// A relation of a query is built. Called by PostgreSQL's hook, after the previous one.
 ///
 /// # Safety
-/// What PostgreSQL has passed to the hook.
+/// The arguments are those that PostgreSQL has passed to the hook.
 pub(crate) unsafe fn on_relation(
     root: *mut pg_sys::PlannerInfo,
     relation: *mut pg_sys::RelOptInfo,
@@ -558,7 +557,7 @@ unsafe fn number_of(
     }
 }
 
-/// Takes back what the partition before was to inherit.
+/// Takes back the condition that the previous partition was to inherit.
 ///
 /// # Safety
 /// A relation that is planned.
@@ -608,7 +607,7 @@ const ANSWERS: [pg_sys::Oid; 4] = [
 const CANDIDATE: [pg_sys::Oid; 3] = [pg_sys::INT4OID, pg_sys::TEXTOID, pg_sys::ANYOID];
 const CANDIDATE_OF_ANY: [pg_sys::Oid; 3] = [pg_sys::INT4OID, pg_sys::TEXTOID, pg_sys::ANYARRAYOID];
 
-/// One of the library's functions; invalid if it is not there, as after an update of the library
+/// One of the library's functions; invalid if it does not exist, as after an update of the library
 /// alone.
 fn function(watch: &Watch, name: &CStr, arguments: &[pg_sys::Oid]) -> pg_sys::Oid {
     // SAFETY: names that end with a zero byte, and the types of so many arguments.
@@ -728,7 +727,7 @@ unsafe extern "C-unwind" fn on_paths(
     place: pg_sys::Index,
     entry: *mut pg_sys::RangeTblEntry,
 ) {
-    // SAFETY: the hook that was there before gets what PostgreSQL has passed.
+    // SAFETY: the previous hook gets PostgreSQL's arguments.
     unsafe {
         if let Some(next) = CHAIN.get().and_then(|chain| chain.paths) {
             next(root, relation, place, entry);

@@ -1,11 +1,11 @@
 //! PostgreSQL's functions and variables of plain values, under their own names, safe to use.
 //!
-//! A function is listed here if it takes numbers only, returns a number or an address, and has no
-//! rule that memory depends on; also if it only reads or copies a text besides, returns a text,
-//! which is copied, or fills in places of plain values. PostgreSQL checks its arguments; a call
-//! that it can't serve is an error, which unwinds. A variable is listed here if it has a plain
-//! value, which PostgreSQL's one thread reads and writes whole; also an address, which has to be
-//! looked behind by other means.
+//! A function is listed in this module if it takes numbers only, returns a number or an address,
+//! and has no rule that memory depends on. It may also read or copy a text besides, return a text,
+//! which is copied, or fill in places of plain values. PostgreSQL checks its arguments; a call that
+//! it can't serve is an error, which unwinds. A variable is listed if it has a plain value, which
+//! PostgreSQL's one thread reads and writes whole; also an address, whose memory has to be read by
+//! other means.
 //!
 //! Not for: functions that take other pointers, and those for which something has to be open.
 
@@ -17,7 +17,7 @@ use pgrx::pg_sys::{self, LOCKMODE, Oid, TimestampTz, TransactionId, XLogRecPtr};
 
 use crate::compat::ReplOriginId;
 
-/// Declares functions that meet the rule of this module.
+/// Declares functions that follow the rule of this module.
 macro_rules! functions {
     ($(fn $name:ident($($argument:ident: $type:ty),*) $(-> $returned:ty)?;)*) => {$(
         #[doc = concat!("PostgreSQL's `", stringify!($name), "`.")]
@@ -30,7 +30,7 @@ macro_rules! functions {
     )*};
 }
 
-/// Declares readers of variables that meet the rule of this module.
+/// Declares readers of variables that follow the rule of this module.
 macro_rules! variables {
     ($($name:ident: $type:ty;)*) => {$(
         #[doc = concat!("The value of PostgreSQL's `", stringify!($name), "`.")]
@@ -43,7 +43,7 @@ macro_rules! variables {
     )*};
 }
 
-/// Declares functions that read or copy a text, and meet the rule of this module besides.
+/// Declares functions that read or copy a text, and otherwise follow the rule of this module.
 macro_rules! readers {
     ($(fn $name:ident(text $(, $argument:ident: $type:ty)*) $(-> $returned:ty)?;)*) => {$(
         #[doc = concat!("PostgreSQL's `", stringify!($name), "`.")]
@@ -56,7 +56,7 @@ macro_rules! readers {
     )*};
 }
 
-/// Declares functions that return a text, or null, and meet the rule of this module besides.
+/// Declares functions that return a text, or null, and otherwise follow the rule of this module.
 macro_rules! texts {
     ($(fn $name:ident($($argument:ident: $type:ty),*);)*) => {$(
         #[doc = concat!("PostgreSQL's `", stringify!($name), "`; `None` for null.")]
@@ -73,8 +73,8 @@ macro_rules! texts {
     )*};
 }
 
-/// Declares functions that fill in places, which are returned, and meet the rule of this module
-/// besides.
+/// Declares functions that fill in places, which are returned, and otherwise follow the rule of
+/// this module.
 macro_rules! fillers {
     ($(fn $name:ident($($argument:ident: $type:ty),*) -> ($($place:ident: $filled:ty),*);)*) => {$(
         #[doc = concat!("What PostgreSQL's `", stringify!($name), "` fills in.")]
@@ -187,7 +187,7 @@ fillers! {
     fn GetUserIdAndSecContext() -> (role: Oid, limits: i32);
 }
 
-// Catalogs: each look-up by an OID tells of an object that is gone by its result or by an error.
+// Catalogs: each look-up by an OID reports a dropped object by its result or by an error.
 functions! {
     fn AcceptInvalidationMessages();
     fn CacheInvalidateRelcacheByRelid(relation: Oid);

@@ -1,9 +1,9 @@
 //! Where pointers in PostgreSQL's structures lead, for the views in this crate. Run by every
 //! process.
 //!
-//! Each structure here is PostgreSQL's own. The views make references to it, and never fill one in
-//! themselves. The pointers that are listed belong to their structure: each is null, or valid as
-//! long as the structure is. What is behind a pointer changes in PostgreSQL's calls only, during
+//! Each structure of this module is PostgreSQL's own. The views make references to it, and never
+//! fill one in themselves. The listed pointers belong to their structure: each is null, or valid as
+//! long as the structure is. The memory behind a pointer changes in PostgreSQL's calls only, during
 //! which no view holds a reference.
 //!
 //! Not for: pointers whose kind only another field says, and structures that others change.
@@ -75,7 +75,7 @@ macro_rules! shapes {
         #[inline]
         pub(crate) fn $name(owner: &$owner) -> TupleDesc<'_> {
             // SAFETY: the pointer is one of this module's. PostgreSQL sets it when it makes the
-            // owner, so it is not null; the shape stays as it is as long as a view is there.
+            // owner, so it is not null; the shape does not change as long as a view exists.
             unsafe { TupleDesc::from_ptr(owner.$field).unwrap_unchecked() }
         }
     )*};
@@ -165,6 +165,7 @@ tails! {
 /// src/include/access/htup_details.h.
 #[inline]
 pub(crate) fn writer(header: &HeapTupleHeaderData) -> TransactionId {
-    // SAFETY: a stored tuple has this member of the union, and composite values come here never.
+    // SAFETY: a stored tuple has this member of the union, and composite values never get to this
+    // function.
     unsafe { header.t_choice.t_heap.t_xmin }
 }

@@ -1,4 +1,4 @@
-//! This process, and what it does to others of this server.
+//! This process, and its effects on others of this server.
 
 use pgrx::pg_sys;
 

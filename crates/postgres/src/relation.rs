@@ -68,7 +68,7 @@ impl Relation {
         self.0.as_ptr()
     }
 
-    /// The relation, for who only looks at it.
+    /// The relation, for reading its description.
     #[inline]
     #[must_use]
     pub fn view(&self) -> RelationRef<'_> {
@@ -166,7 +166,7 @@ impl<'a> RelationRef<'a> {
     #[inline]
     fn data(self) -> &'a pg_sys::RelationData {
         // SAFETY: the relation is open for `'a`. PostgreSQL changes it only in calls, during which
-        // nobody holds what this returns.
+        // nobody holds the returned reference.
         unsafe { self.raw.as_ref() }
     }
 
@@ -285,7 +285,7 @@ impl<'a> RelationRef<'a> {
     /// Evaluates nothing of it.
     #[must_use]
     pub fn check_constraint(self, name: &CStr) -> Option<CString> {
-        // SAFETY: the descriptor's constraints are null or there as long as the relation is open;
+        // SAFETY: the descriptor's constraints are null or exist as long as the relation is open;
         // it has as many checks as it says, each with a name and an expression.
         unsafe {
             let constraints = (*self.descriptor().as_ptr()).constr.as_ref()?;
@@ -305,7 +305,8 @@ impl<'a> RelationRef<'a> {
         if self.kind() != pg_sys::RELKIND_RELATION {
             return false;
         }
-        // SAFETY: the options of a table are null or StdRdOptions, there as long as it is open.
+        // SAFETY: the options of a table are null or StdRdOptions, which exist as long as it is
+        // open.
         let options = unsafe {
             self.data()
                 .rd_options
@@ -381,7 +382,7 @@ impl<'a> RelationRef<'a> {
     }
 }
 
-/// Declares what PostgreSQL says of an open relation.
+/// Declares PostgreSQL's answers about an open relation.
 macro_rules! facts {
     ($($(#[doc = $doc:literal])* $vis:vis fn $name:ident() -> $type:ty = $function:path;)*) => {
         impl RelationRef<'_> {$(
@@ -511,7 +512,7 @@ impl Described {
         NonNull::new(plain::RelationIdGetRelation(oid)).map(Self)
     }
 
-    /// The relation, for who only looks at it.
+    /// The relation, for reading its description.
     #[inline]
     #[must_use]
     pub fn view(&self) -> RelationRef<'_> {

@@ -1,11 +1,11 @@
-//! Statements about roles: what a parse tree says of one, and running one whose password is in no
+//! Statements about roles: reads one from its parse tree, and runs one whose password is in no
 //! text. Run by sessions, in the hook of utility statements, and by appliers.
 //!
 //! A statement's text without its password can be shown to everybody: the part from the word
 //! PASSWORD to the next option is cut out. To run it, the stored form of the password is put into
 //! the parse tree. So no error, log or view of statements has it.
 //!
-//! Not for: which attributes a role has, what becomes of a statement (`braid_node::ddl`).
+//! Not for: the attributes of a role, and the handling of a statement (`braid_node::ddl`).
 
 use std::ffi::{CStr, CString};
 
@@ -30,7 +30,7 @@ pub struct RoleStatement {
     pub database: Option<CString>,
     /// The setting whose value is taken from the session (`SET ... FROM CURRENT`).
     pub from_current: Option<CString>,
-    /// Parts of the text that mean something else elsewhere, or that are nobody's business.
+    /// Parts of the text that mean something else on another node, or that must stay secret.
     pub edits: Vec<Edit>,
 }
 
@@ -39,7 +39,8 @@ const LEFT_OUT: &str = "/* password left out */ ";
 
 const SESSION_USER: &str = "session_user";
 
-/// Looks at a utility statement. `None` if it is not about roles, or about what they own.
+/// Looks at a utility statement. Returns `None` if it is not about roles, or about the objects that
+/// they own.
 #[must_use]
 pub fn look(node: Node<'_>) -> Option<RoleStatement> {
     let mut found = RoleStatement::default();
@@ -193,8 +194,8 @@ fn misplaced() -> PgError {
 /// is stored, or with none (`Some(None)`). Settings for a database are set for this one.
 ///
 /// # Errors
-/// 42601 for another number of statements; 08P01 for a statement that takes no password. Raises
-/// what the statement raises.
+/// 42601 for another number of statements; 08P01 for a statement that takes no password. Raises the
+/// errors of the statement.
 pub fn run(text: &str, password: Option<Option<&str>>) -> Result<(), PgError> {
     let (planned, text) = top_level::planned(text)?;
     // SAFETY: a tree of its own, in the current context, of which nobody has a view.

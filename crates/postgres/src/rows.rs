@@ -25,7 +25,7 @@ impl Rows {
         self.len() == 0
     }
 
-    /// A cell; `None` when it is null or is not there.
+    /// A cell; `None` if it is null or does not exist.
     #[must_use]
     pub fn get(&self, row: usize, column: usize) -> Option<&str> {
         if column >= self.columns {

@@ -3,7 +3,7 @@
 use pgrx::pg_sys;
 
 /// A key for the column at a position, from 0: flags, the strategy, the function (none if invalid)
-/// and the collation by which it is compared, and the value. What the function keeps is in the
+/// and the collation by which it is compared, and the value. The function's own memory is in the
 /// current memory context.
 #[must_use]
 pub fn new(
@@ -13,8 +13,8 @@ pub fn new(
     value: pg_sys::Datum,
 ) -> pg_sys::ScanKeyData {
     let mut key = pg_sys::ScanKeyData::default();
-    // SAFETY: fills in the key. PostgreSQL looks the function up; one that is gone is an error. The
-    // value is not looked at before the key is used.
+    // SAFETY: fills in the key. PostgreSQL looks the function up; a dropped one is an error. The
+    // value is not read before the key is used.
     unsafe {
         pg_sys::ScanKeyEntryInitialize(
             &raw mut key,

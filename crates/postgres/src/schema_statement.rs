@@ -173,7 +173,7 @@ pub fn text_of(text: &CStr, location: c_int, length: c_int) -> String {
 }
 
 /// The command tag of a text that is one utility statement; `None` for another one, or several.
-/// Raises what the parser raises. In a transaction.
+/// Raises the parser's errors. In a transaction.
 #[must_use]
 pub fn single_utility(text: &str) -> Option<String> {
     let text = crate::encoding::statement(text);
@@ -348,7 +348,7 @@ fn parts(node: Node<'_>) -> Option<Parts> {
             one(RelationName::of(at!(node.cast::<pg_sys::$type>()?, $field)))
         };
     }
-    /// As `named!`, of what is created, unless it is temporary.
+    /// Names a relation as `named!` does, if it is created and not temporary.
     macro_rules! created {
         ($type:ident, $field:ident) => {{
             let relation = at!(node.cast::<pg_sys::$type>()?, $field)?;

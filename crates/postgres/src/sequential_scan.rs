@@ -16,9 +16,9 @@ pub struct SequentialScan<'a> {
     relation: RelationRef<'a>,
     slot: Slot,
     scan: pg_sys::TableScanDesc,
-    /// Registered; null if the scan sees what is not finished.
+    /// Registered; null if the scan sees unfinished transactions.
     snapshot: pg_sys::Snapshot,
-    /// The scan's snapshot points here if it sees what is not finished.
+    /// The scan's snapshot points to this one if it sees unfinished transactions.
     dirty: Box<pg_sys::SnapshotData>,
 }
 
@@ -35,11 +35,11 @@ impl<'a> SequentialScan<'a> {
         Self::begin(relation, slot, latest)
     }
 
-    /// Scans what is committed by now, and what any transaction has written or deleted that still
-    /// runs: [`SequentialScan::unfinished`] says which.
+    /// Scans the rows that are committed by now, and those that any running transaction has written
+    /// or deleted: [`SequentialScan::unfinished`] says which.
     ///
     /// # Errors
-    /// As [`SequentialScan::of_latest`].
+    /// Those of [`SequentialScan::of_latest`].
     pub fn of_unfinished(relation: RelationRef<'a>, slot: &Slot) -> Result<Self, PgError> {
         Self::begin(relation, slot, std::ptr::null_mut())
     }
@@ -104,8 +104,8 @@ impl<'a> SequentialScan<'a> {
         }
     }
 
-    /// Deletes the row that was found last, which nobody else may be about to change. A scan that
-    /// sees what is not finished deletes nothing.
+    /// Deletes the row that was found last, which no other session may be about to change. A scan
+    /// that sees unfinished transactions deletes nothing.
     pub fn delete(&mut self) {
         if self.snapshot.is_null() || self.slot.is_empty() {
             return;

@@ -25,8 +25,8 @@ pub fn name_of(origin: u16) -> Option<String> {
     }
 }
 
-/// Sets the origin of what this process writes from now on. Its position moves only if the origin
-/// is set up for this process.
+/// Sets the origin of this process's writes from now on. Its position moves only if the origin is
+/// set up for this process.
 pub fn set(origin: u16) {
     // PostgreSQL looks an origin up by this number when a commit moves it, and ignores one that is
     // not set up for the process.

@@ -1,7 +1,7 @@
-//! Settings for a piece of work: a level of settings, put back at its end, or by the rollback after
-//! an error. Run in a transaction.
+//! Settings for the time of a call: a level of settings, restored at its end, or by the rollback
+//! after an error. Run in a transaction.
 //!
-//! Not for: what the settings are, which each caller knows.
+//! Not for: the choice of settings, which each caller knows.
 
 use std::ffi::CStr;
 
@@ -62,8 +62,8 @@ fn change(name: &CStr, value: &CStr, rights: As, action: pg_sys::GucAction::Type
         As::User => pg_sys::GucContext::PGC_USERSET,
         As::Superuser => pg_sys::GucContext::PGC_SUSET,
     };
-    // SAFETY: both end with a zero byte, and are copied. PostgreSQL refuses what it does not know
-    // or allow with an error.
+    // SAFETY: both end with a zero byte, and are copied. PostgreSQL refuses unknown and forbidden
+    // settings with an error.
     unsafe {
         pg_sys::set_config_option(
             name.as_ptr(),

@@ -43,7 +43,7 @@ impl Drop for Held {
 /// A function of a kind of slots, which changes a slot.
 type Operation = unsafe extern "C-unwind" fn(*mut pg_sys::TupleTableSlot);
 
-/// A heap tuple's header, as far as it says who wrote the tuple, and how it ended.
+/// The part of a heap tuple's header that says which transaction wrote the tuple, and how it ended.
 #[derive(Debug, Clone, Copy)]
 pub struct TupleHeader {
     /// `t_infomask`.
@@ -195,7 +195,7 @@ impl Slot {
     /// The value that the row has in a column.
     #[inline]
     fn cell_with(&self, column: usize, value: pg_sys::Datum) -> Option<Value<'_>> {
-        // SAFETY: the value is one of the column, and there as long as the row.
+        // SAFETY: the value is one of the column, and exists as long as the row.
         Some(unsafe { Value::new(self.descriptor().get(column)?, value) })
     }
 
@@ -205,8 +205,8 @@ impl Slot {
         Some(self.cell(column)?.copy().datum())
     }
 
-    /// Whether a column, from 0, has just this value, or is null where none is given: the same
-    /// bytes, not only an equal one. Values of another type are others.
+    /// Whether a column, from 0, has exactly this value, or is null if none is given: the same
+    /// bytes, not only an equal value. Values of another type count as different.
     #[must_use]
     pub fn has(&self, column: usize, value: Option<Value<'_>>) -> bool {
         column < self.descriptor().len()
@@ -235,7 +235,7 @@ impl Slot {
         if !is_heap || self.is_empty() {
             return None;
         }
-        // SAFETY: both kinds begin with a HeapTupleTableSlot, whose tuple is null or there as long
+        // SAFETY: both kinds begin with a HeapTupleTableSlot, whose tuple is null or exists as long
         // as the row is in the slot.
         unsafe {
             self.as_ptr()
@@ -327,7 +327,7 @@ impl Slot {
             return self.clear();
         }
         let (raw, from) = (self.as_ptr(), other.as_ptr());
-        // SAFETY: the slot's own function, behind pgrx's guard. It copies what it takes.
+        // SAFETY: the slot's own function, behind pgrx's guard. It copies the row.
         unsafe {
             if let Some(copy) = self.operations().copyslot {
                 pg_sys::ffi::pg_guard_ffi_boundary(|| copy(raw, from));
@@ -366,8 +366,8 @@ impl Slot {
     /// Puts a row into a virtual slot, column by column; `None` is null.
     ///
     /// # Safety
-    /// The slot is a virtual one. The values are of its columns, and are there until it is emptied
-    /// or filled again.
+    /// The slot is a virtual one. The values are of its columns, and exist until it is emptied or
+    /// filled again.
     #[inline]
     pub unsafe fn fill(&self, mut value: impl FnMut(usize) -> Option<pg_sys::Datum>) {
         self.clear();

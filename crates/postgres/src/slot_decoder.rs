@@ -15,8 +15,8 @@ use crate::{compat, ffi, latch, plain, wal};
 /// Pause between two looks for a page of WAL that is still to be written.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// A slot that this process has taken up, and what decodes from it. There is one in a process,
-/// until the process ends.
+/// A slot that this process has taken up, and its decoder. There is one in a process, until the
+/// process ends.
 #[derive(Debug)]
 pub struct SlotDecoder {
     context: *mut pg_sys::LogicalDecodingContext,

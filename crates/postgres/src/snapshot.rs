@@ -1,4 +1,4 @@
-//! Active snapshots, for a piece of work in a transaction or for a longer time.
+//! Active snapshots, for a call in a transaction or for a longer time.
 //!
 //! If the work fails, the snapshot stays for the rollback, which removes it.
 
@@ -6,7 +6,7 @@ use pgrx::pg_sys;
 
 use crate::plain;
 
-/// Runs `work` under a snapshot of what is committed now.
+/// Runs `work` under a snapshot of all that is committed now.
 ///
 /// # Errors
 /// Those of `work`; the caller rolls back.
@@ -19,8 +19,8 @@ pub fn latest<T, E>(work: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
     Ok(value)
 }
 
-/// A snapshot of what is committed now, to be registered or pushed at once. While a query of the
-/// session runs in parallel, PostgreSQL takes no other one than that for catalogs: it is as new.
+/// A snapshot of all that is committed now, to be registered or pushed at once. While a query of
+/// the session runs in parallel, PostgreSQL only takes a snapshot for catalogs: it is as new.
 ///
 /// # Safety
 /// In a transaction. Before anything else takes a snapshot, it is registered or pushed.
@@ -55,13 +55,13 @@ pub fn push() {
 /// Has the snapshot before the active one be the active one again; does nothing if there is none.
 pub fn pop() {
     if plain::ActiveSnapshotSet() {
-        // SAFETY: there is one. Who uses it holds a reference of their own.
+        // SAFETY: there is one. Other users of it hold a reference of their own.
         unsafe { pg_sys::PopActiveSnapshot() };
     }
 }
 
-/// Shows what the transaction has written so far to what follows in it, the active snapshot too. In
-/// a transaction that has one.
+/// Makes the transaction's writes so far visible to its later statements, and to the active
+/// snapshot. In a transaction that has one.
 pub fn show_own() {
     // SAFETY: in a transaction with an active snapshot of its own.
     unsafe {

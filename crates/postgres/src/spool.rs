@@ -79,8 +79,8 @@ impl Spool {
         }
     }
 
-    /// Where the file is, for other processes of this server. From here on nothing that was handed
-    /// to it changes.
+    /// The path of the file, for other processes of this server. From now on the bytes that were
+    /// handed to it do not change.
     pub fn path(&mut self) -> String {
         self.is_shared = true;
         self.file.path()
@@ -124,7 +124,7 @@ impl Spool {
     /// Append whole records.
     ///
     /// # Errors
-    /// 54000 for records of 2 GB and more; what [`Self::hand_over`] returns.
+    /// 54000 for records of 2 GB and more; those of [`Self::hand_over`].
     pub fn write(&mut self, records: &[u8]) -> Result<(), PgError> {
         let len = u32::try_from(records.len())
             .ok()
@@ -165,8 +165,8 @@ impl Spool {
         Ok(self.handed)
     }
 
-    /// Forget what came since the first change of a subtransaction. How many changes are left, if
-    /// there was any.
+    /// Forgets all since the first change of a subtransaction. Returns how many changes are left,
+    /// if it had any.
     pub fn roll_back(&mut self, xid: u32) -> Option<u32> {
         let index = *self.known.get(&xid)?;
         let place = self.subtransactions.get(index)?.place;
@@ -275,7 +275,7 @@ impl Frames {
         })
     }
 
-    /// How far in the file what comes next is.
+    /// The position of the next block in the file.
     pub fn place(&self) -> u64 {
         self.at - (self.chunk.len() - self.taken) as u64
     }

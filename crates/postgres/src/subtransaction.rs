@@ -34,7 +34,7 @@ impl Subtransaction {
         plain::GetCurrentTransactionIdIfAny() != pg_sys::InvalidTransactionId
     }
 
-    /// End it; `keep` what it wrote, or undo it.
+    /// Ends it; `keep` its writes, or undo them.
     pub fn end(self, keep: bool) {
         // SAFETY: it is ended once, whatever was opened in it; the caller's memory context and
         // resource owner are put back.
@@ -51,8 +51,8 @@ impl Subtransaction {
     }
 }
 
-/// Do something in one. It says, beside what it gives, whether what it wrote stays; after an error
-/// it does not.
+/// Runs `work` in a subtransaction. Beside its value, `work` returns whether its writes stay; after
+/// an error they do not.
 ///
 /// # Errors
 /// Its own.

@@ -293,8 +293,8 @@ lists! {
     /// The publications for all tables that leave a table out.
     fn publications_without(table: pg_sys::Oid) = compat::excluding_publications(table);
 
-    /// The publications that name the schema of a table. A relation that is gone has no schema,
-    /// which is in none.
+    /// The publications that name the schema of a table. A dropped relation has no schema, so no
+    /// publication names it.
     fn publications_of_schema(table: pg_sys::Oid) =
         pg_sys::GetSchemaPublications(plain::get_rel_namespace(table));
 }

@@ -1,10 +1,10 @@
 //! Expressions over the columns of one table, given as text. Run by sessions, in a transaction.
 //!
-//! PostgreSQL's own parser and planner read the text, under the session's search path. Nothing is
-//! executed but what the planner folds: functions of constants. These can be the table's owner's,
-//! so all of it runs with the owner's rights, confined.
+//! PostgreSQL's own parser and planner read the text, under the session's search path. Only
+//! functions of constants are executed, when the planner folds them. These can be the table's
+//! owner's, so all of it runs with the owner's rights, confined.
 //!
-//! Not for: evaluating an expression, and what it is good for.
+//! Not for: evaluating an expression, and its purpose.
 
 use std::ptr::null_mut;
 

@@ -225,7 +225,7 @@ impl<const N: usize> Row<'_, N> {
         unsafe { Vec::<i16>::from_datum(value, false) }
     }
 
-    /// The value in a column, from 0; `None` for null. Only the column's type says what it is.
+    /// The value in a column, from 0; `None` for null. Its type is the column's.
     #[must_use]
     pub fn value(&self, column: usize) -> Option<pg_sys::Datum> {
         let value = *self.values.get(column)?;

@@ -16,7 +16,7 @@ const SEARCH_NULL: i32 = 0x0001 | 0x0040;
 /// `BTEqualStrategyNumber` of src/include/access/stratnum.h.
 const EQUAL: i16 = 3;
 
-/// An index that is open for writing, with what the executor knows of it.
+/// An index that is open for writing, with the executor's description of it.
 #[derive(Debug, Clone, Copy)]
 pub struct TargetIndex<'t> {
     index: IndexRef<'t>,
@@ -53,14 +53,15 @@ impl<'t> TargetIndex<'t> {
         self.index
     }
 
-    /// PostgreSQL's own pointer to what the executor knows, valid for `'t`.
+    /// PostgreSQL's own pointer to the executor's description, valid for `'t`.
     #[must_use]
     pub fn info(self) -> *mut pg_sys::IndexInfo {
         self.info.as_ptr()
     }
 
     fn known(&self) -> &pg_sys::IndexInfo {
-        // SAFETY: it is there for `'t`. It changes in calls, during which nobody holds this.
+        // SAFETY: it exists for `'t`. It changes in calls, during which nobody holds this
+        // reference.
         unsafe { self.info.as_ref() }
     }
 
@@ -76,7 +77,7 @@ impl<'t> TargetIndex<'t> {
         self.known().ii_Unique
     }
 
-    /// Whether what it forbids is forbidden at once, and not when the transaction ends.
+    /// Whether its constraint is checked at once, and not when the transaction ends.
     #[must_use]
     pub fn is_immediate(self) -> bool {
         self.index.indimmediate
@@ -106,11 +107,11 @@ impl<'t> TargetIndex<'t> {
         usize::try_from(self.known().ii_NumIndexKeyAttrs).unwrap_or(0)
     }
 
-    /// Keys to look for, column by column, to find rows that a constraint's row with these values
-    /// meets; `None` if it can meet none: a null does not.
+    /// Keys for a search, column by column, that finds rows that conflict under the constraint with
+    /// a row with these values. Returns `None` if none can: a null conflicts with nothing.
     ///
     /// # Safety
-    /// The values are of the index's key columns, and there as long as the keys are used.
+    /// The values are of the index's key columns, and exist as long as the keys are used.
     #[must_use]
     pub unsafe fn keys(
         self,

@@ -3,7 +3,7 @@
 //! PostgreSQL's own temporary files count against `temp_file_limit`, lie in the default tablespace,
 //! and go with the process, or when the server starts again.
 //!
-//! Not for: what is in a file.
+//! Not for: the contents of a file.
 
 use std::ffi::CStr;
 use std::io;

@@ -26,7 +26,7 @@ pub fn monotonic_nanoseconds() -> u64 {
 }
 
 /// Microseconds of a clock that never steps back, and goes on while the machine sleeps or is
-/// suspended. For what other machines count on, such as leases.
+/// suspended. For promises to other machines, such as leases.
 #[must_use]
 pub fn sleepless_microseconds() -> u64 {
     #[cfg(target_os = "linux")]
@@ -41,7 +41,7 @@ fn nanoseconds(clock: libc::clockid_t) -> u64 {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    // SAFETY: writes to `time`; these clocks are always there.
+    // SAFETY: writes to `time`; these clocks always exist.
     unsafe { libc::clock_gettime(clock, &raw mut time) };
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
     let rest = u64::try_from(time.tv_nsec).unwrap_or(0);

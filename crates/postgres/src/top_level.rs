@@ -1,5 +1,5 @@
-//! Utility statements as a session executes them: outside of a transaction block, so that those run
-//! which commit on their way. Run by workers.
+//! Utility statements as a session executes them: outside of a transaction block, so that
+//! statements run which commit while they run. Run by workers.
 //!
 //! Not for: statements in a transaction (`catalog`).
 
@@ -14,8 +14,8 @@ use crate::{encoding, memory, plain, snapshot, transaction};
 /// Runs one utility statement. Nothing is open before, nor afterwards.
 ///
 /// # Errors
-/// 42601 for another number of statements; whatever the statement raises. All is rolled back that
-/// it has not committed by itself.
+/// 42601 for another number of statements; those of the statement. All that it has not committed by
+/// itself is rolled back.
 pub fn run(text: &str) -> Result<(), PgError> {
     let context = memory::Context::new(c"statement at the top level");
     let outcome = catch(|| {
@@ -23,8 +23,8 @@ pub fn run(text: &str) -> Result<(), PgError> {
         snapshot::push();
         // The tree has to outlive the transactions of the statement.
         let (planned, text) = context.run(|| planned(text))?;
-        // SAFETY: a process of its own, in which no portal is open. PostgreSQL's commands keep in
-        // this context what outlives their transactions.
+        // SAFETY: a process of its own, in which no portal is open. PostgreSQL's commands keep
+        // memory in this context that outlives their transactions.
         unsafe { pg_sys::PortalContext = context.as_ptr() };
         // Memory that PostgreSQL frees when the statement has ended outlives them too.
         context.run(|| execute(planned, text));

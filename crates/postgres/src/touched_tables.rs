@@ -10,8 +10,8 @@ use pgrx::pg_sys::{self, NodeTag};
 
 use crate::parse_tree::{List, Node, Part, at, nodes};
 
-/// A table, by its schema, if it is given, and its name, in the server's encoding; and what the
-/// statement does about it.
+/// A table, by its schema, if it is given, and its name, in the server's encoding; and the
+/// statement's effect on it.
 #[derive(Debug, Clone, Copy)]
 pub enum Touch<'t> {
     /// Changes its definition.

@@ -183,14 +183,14 @@ impl<'a> Attribute<'a> {
         self.0.attlen
     }
 
-    /// Whether values are of variable length, with a header that tells it.
+    /// Whether values are of variable length, with a header that has the length.
     #[inline]
     #[must_use]
     pub fn is_varlena(self) -> bool {
         self.0.attlen == -1
     }
 
-    /// Whether large values may be compressed, or stored elsewhere.
+    /// Whether large values may be compressed, or stored out of line.
     #[must_use]
     pub fn is_toastable(self) -> bool {
         self.0.attstorage.cast_unsigned() != pg_sys::TYPSTORAGE_PLAIN

@@ -6,8 +6,8 @@ use crate::error::{self, PgError};
 use crate::ffi;
 use crate::{memory, plain, session_origin, transaction};
 
-/// Returns whether a transaction is prepared here under this name, with this end and time of its
-/// PREPARE at the origin. Runs in a transaction of its own.
+/// Returns whether a transaction is prepared on this server under this name, with this end and time
+/// of its PREPARE at the origin. Runs in a transaction of its own.
 ///
 /// # Errors
 /// Those of PostgreSQL.
@@ -31,8 +31,8 @@ pub fn roll_back(gid: &CStr) {
 }
 
 fn end(gid: &CStr, commit: bool) {
-    // SAFETY: PostgreSQL raises an error for a name that is not there, or where somebody else is at
-    // it.
+    // SAFETY: PostgreSQL raises an error for a name that does not exist, or if another session is
+    // using it.
     unsafe { ffi::finish_prepared_transaction(gid.as_ptr(), commit) };
 }
 

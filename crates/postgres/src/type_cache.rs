@@ -1,7 +1,7 @@
 //! Types in PostgreSQL's type cache: their operator families, and functions that compare and hash
 //! their values. Run by processes that compare or hash values, in a transaction.
 //!
-//! Not for: which values count as equal between nodes.
+//! Not for: the equality of values between nodes.
 
 use std::cmp::Ordering;
 use std::ptr::NonNull;
@@ -11,7 +11,8 @@ use pgrx::pg_sys;
 use crate::table_scan::low;
 use crate::value::Value;
 
-/// A type in the cache. Entries live as long as the process, and what their functions keep as long.
+/// A type in the cache. Entries live as long as the process, and so does the memory of their
+/// functions.
 #[derive(Debug, Clone, Copy)]
 pub struct CachedType(NonNull<pg_sys::TypeCacheEntry>);
 
@@ -24,8 +25,8 @@ enum Function {
 }
 
 impl CachedType {
-    /// Finds a type, and has the cache look up what the flags say: `TYPECACHE_EQ_OPR` and so on of
-    /// src/include/utils/typcache.h. A type that is gone is an error.
+    /// Finds a type, and has the cache look up the fields of the flags: `TYPECACHE_EQ_OPR` and so
+    /// on of src/include/utils/typcache.h. A dropped type is an error.
     #[must_use]
     pub fn find(of: pg_sys::Oid, flags: u32) -> Self {
         // SAFETY: a look-up by OID, which never gives null.

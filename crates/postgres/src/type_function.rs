@@ -19,8 +19,8 @@ struct Function(pg_sys::FmgrInfo);
 impl Function {
     fn new(function: pg_sys::Oid, memory: Context) -> Self {
         let mut found = pg_sys::FmgrInfo::default();
-        // SAFETY: fills in the place; a function that is gone is an error. The context is there
-        // until somebody deletes it who says that it is not used any more.
+        // SAFETY: fills in the place; a dropped function is an error. The context exists until it
+        // is deleted, and the code that deletes it guarantees that it is not used any more.
         unsafe { pg_sys::fmgr_info_cxt(function, &raw mut found, memory.as_ptr()) };
         Self(found)
     }
@@ -43,7 +43,7 @@ pub struct Input {
 }
 
 impl Input {
-    /// Looks it up, for values with this modifier. What it keeps is in `memory`.
+    /// Looks it up, for values with this modifier. Its memory is in `memory`.
     #[must_use]
     pub fn of(of: pg_sys::Oid, modifier: i32, memory: Context) -> Self {
         let (input, parameter, _) = text_functions(of);
@@ -74,8 +74,8 @@ impl Input {
     }
 }
 
-/// The value of a type, without a modifier, with this text, as [`Input::read`]. What is looked up
-/// for that is in the current memory context, too.
+/// The value of a type, without a modifier, with this text, as [`Input::read`] makes it. The
+/// look-up's memory is in the current memory context, too.
 #[must_use]
 pub fn read(of: pg_sys::Oid, text: &CStr) -> Value<'static> {
     Input::of(of, -1, Context(plain::CurrentMemoryContext())).read(text)
@@ -89,7 +89,7 @@ pub struct Output {
 }
 
 impl Output {
-    /// Looks it up. What it keeps is in `memory`.
+    /// Looks it up. Its memory is in `memory`.
     #[must_use]
     pub fn of(of: pg_sys::Oid, memory: Context) -> Self {
         let (_, _, output) = text_functions(of);
@@ -123,8 +123,8 @@ pub struct Receive {
 }
 
 impl Receive {
-    /// Looks it up; `None` if there is no such type, or it has no such function. What it keeps is
-    /// in `memory`.
+    /// Looks it up; `None` if there is no such type, or it has no such function. Its memory is in
+    /// `memory`.
     #[must_use]
     pub fn find(of: pg_sys::Oid, memory: Context) -> Option<Self> {
         let (function, element) = {

@@ -1,6 +1,6 @@
 //! Values that are not null, with their types. Run by processes that hash, compare or show values.
 //!
-//! Not for: rows (`slot`), and what PostgreSQL's functions are called with.
+//! Not for: rows (`slot`), and arguments of PostgreSQL's functions.
 
 use std::ffi::{CStr, CString};
 use std::marker::PhantomData;
@@ -112,11 +112,11 @@ impl<'a> Value<'a> {
     /// As an argument of a statement.
     #[must_use]
     pub fn argument(self) -> DatumWithOid<'a> {
-        // SAFETY: the value is of the type, and there for `'a`.
+        // SAFETY: the value is of the type, and exists for `'a`.
         unsafe { DatumWithOid::new(self.datum, self.of) }
     }
 
-    /// A copy in the current memory context, decompressed and in one piece.
+    /// A copy in the current memory context, decompressed and contiguous.
     #[must_use]
     pub fn copy(self) -> Value<'static> {
         let (length, by_value) = self.form();
@@ -171,7 +171,7 @@ impl<'a> Value<'a> {
             return None;
         }
         let start = self.datum.cast_mut_ptr::<u8>().cast_const();
-        // SAFETY: the value is one of its type, whose length says where it ends, and there for
+        // SAFETY: the value is one of its type, whose length says where it ends, and exists for
         // `'a`.
         unsafe {
             let length = match length {
@@ -188,7 +188,7 @@ impl<'a> Value<'a> {
     pub fn output(self) -> CString {
         let (mut output, mut is_varlena) = (pg_sys::InvalidOid, false);
         // SAFETY: the value is of the type, whose own function writes it. The text ends with a zero
-        // byte; its copy is what stays.
+        // byte; only its copy is kept.
         unsafe {
             pg_sys::getTypeOutputInfo(self.of, &raw mut output, &raw mut is_varlena);
             let text = pg_sys::OidOutputFunctionCall(output, self.datum);
@@ -248,7 +248,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// Whether it is of variable length, and not in its row but elsewhere.
+    /// Whether it is of variable length, and stored outside of its row.
     #[must_use]
     pub fn is_elsewhere(self) -> bool {
         // SAFETY: a value of variable length begins with a header.

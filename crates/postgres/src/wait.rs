@@ -109,7 +109,7 @@ impl Wait {
     }
 }
 
-/// The waits of this process are shown there from here on.
+/// Has the waits of this process shown at this place from now on.
 pub fn show_in(place: &'static AtomicU32) {
     SHOWN.store(std::ptr::from_ref(place).cast_mut(), Ordering::Relaxed);
 }

@@ -1,4 +1,4 @@
-//! Background workers: registering, starting and stopping them, and what each does first.
+//! Background workers: registering, starting and stopping them, and their initialization.
 
 use std::ffi::c_char;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -236,10 +236,10 @@ pub fn initialize() {
     }
 }
 
-/// Connect this worker to a database as the bootstrap superuser, with nothing but pg_catalog in its
-/// search_path, whatever the database says: who owns it could have functions and operators of his
-/// own called with these rights. Its commits wait for this server's disk, and for no standby: that
-/// may be a subscription at a node which waits for what this worker does.
+/// Connects this worker to a database as the bootstrap superuser, with nothing but pg_catalog in
+/// its search_path, whatever the database's settings are: its owner could otherwise have own
+/// functions and operators called with these rights. Its commits wait for this server's disk, and
+/// for no standby: that may be a subscription at a node which waits for this worker.
 pub fn connect(database: u32) {
     begin_connection(pg_sys::Oid::from(database));
     for (name, value) in [

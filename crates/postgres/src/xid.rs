@@ -1,4 +1,4 @@
-//! Transaction ids, and what PostgreSQL has of the transactions. Not: what Braid has beside
+//! Transaction ids, and PostgreSQL's state of the transactions. Not for: Braid's own state of them
 //! (`local_version` and `kept_commit` of the layer above).
 
 use crate::compat::ReplOriginId;

@@ -14,8 +14,8 @@ fn previous() -> pg_sys::ExecutorCheckPerms_hook_type {
     PREVIOUS.get().copied().flatten()
 }
 
-/// Has the executor call [`access_check::allows`] after its own checks, and after those of the hook
-/// that was there before. While the postmaster loads its libraries.
+/// Has the executor call [`access_check::allows`] after its own checks, and after those of the
+/// previous hook. While the postmaster loads its libraries.
 pub(crate) fn install_access_check() {
     // SAFETY: the variable is set in the postmaster, which has one thread and no children yet, to a
     // function of this library, which is never unloaded.
@@ -28,7 +28,7 @@ pub(crate) fn install_access_check() {
 
 #[cfg(feature = "pg15")]
 unsafe extern "C-unwind" fn check(range: *mut pg_sys::List, reports: bool) -> bool {
-    // SAFETY: the hook that was there before gets what PostgreSQL has passed, and so does ours.
+    // SAFETY: the previous hook gets PostgreSQL's arguments, and so does ours.
     unsafe {
         let allowed = previous().is_none_or(|previous| previous(range, reports));
         allowed && access_check::allows(range, reports)
@@ -41,7 +41,7 @@ unsafe extern "C-unwind" fn check(
     rights: *mut pg_sys::List,
     reports: bool,
 ) -> bool {
-    // SAFETY: the hook that was there before gets what PostgreSQL has passed, and so does ours.
+    // SAFETY: the previous hook gets PostgreSQL's arguments, and so does ours.
     unsafe {
         let allowed = previous().is_none_or(|previous| previous(range, rights, reports));
         allowed && access_check::allows(range, reports)

@@ -14,13 +14,13 @@ macro_rules! calls {
         $(#[$meta])*
         $vis unsafe fn $name($($(#[$on])* $argument: $type),*) $(-> $returned)? {
             // SAFETY: the caller keeps the rule that the documentation gives, which is the rule of
-            // the functions that are called here.
+            // the functions that this one calls.
             unsafe { $($body)* }
         }
     )*};
 }
 
-/// Declares calls and variables that meet the rule of [`crate::plain`].
+/// Declares calls and variables that follow the rule of [`crate::plain`].
 macro_rules! plain {
     ($(
         $(#[$meta:meta])*
@@ -172,8 +172,8 @@ calls! {
     }
 
     /// The call of a table access method's `tuple_update` and of `ExecInsertIndexTuples` after it,
-    /// as `ExecSimpleRelationUpdate` makes them (src/backend/executor/execReplication.c): 16 tells
-    /// which indexes need an entry.
+    /// as `ExecSimpleRelationUpdate` makes them (src/backend/executor/execReplication.c). From 16
+    /// on, `tuple_update` returns which indexes need an entry.
     ///
     /// # Safety
     /// Under a guard; all arguments belong together, and the table has an access method.
@@ -294,8 +294,8 @@ calls! {
         pg_sys::CreateWaitEventSet(owner, events)
     }
 
-    /// `ReplicationSlotAcquire`, without waiting: 18 asks what to do about an invalidated one,
-    /// which is an error here as it was before.
+    /// `ReplicationSlotAcquire`, without waiting. 18 has an argument for invalidated slots; such a
+    /// slot is an error, as in earlier versions.
     ///
     /// # Safety
     /// As the PostgreSQL function.

@@ -1,4 +1,4 @@
-//! The lightweight locks that a process holds. Up to 18 PostgreSQL lists them. 19 only tells
+//! The lightweight locks that a process holds. Up to 18 PostgreSQL lists them. 19 only answers
 //! whether a given lock is held, and releases all.
 
 use pgrx::pg_sys;
@@ -69,10 +69,10 @@ impl HeldLocks {
         Self(listed::locks().count)
     }
 
-    /// Releases the locks that were taken since. False: others are held now than before.
+    /// Releases the locks that were taken since. Returns false if other locks are held than before.
     ///
     /// # Safety
-    /// After an error, with interrupts held. Nobody relies on what the locks protect.
+    /// After an error, with interrupts held. No code relies on the data that the locks protect.
     pub(crate) unsafe fn release_later(self) -> bool {
         loop {
             let locks = listed::locks();
@@ -92,7 +92,7 @@ impl HeldLocks {
 
 #[cfg(feature = "pg19")]
 impl HeldLocks {
-    /// Tells whether this process holds any lock, wherever it lies.
+    /// Returns whether this process holds any lock, wherever it lies.
     pub(crate) fn now() -> Self {
         // LWLockAnyHeldByMe of src/backend/storage/lmgr/lwlock.c, 19, looks for locks in a range of
         // addresses. A count of -1 becomes the highest size_t, so the range is all there is.
@@ -105,7 +105,7 @@ impl HeldLocks {
     /// distinguished from it: then it releases none, and returns false.
     ///
     /// # Safety
-    /// After an error, with interrupts held. Nobody relies on what the locks protect.
+    /// After an error, with interrupts held. No code relies on the data that the locks protect.
     pub(crate) unsafe fn release_later(self) -> bool {
         if self.0 == 0 {
             // SAFETY: PostgreSQL's own error handlers do the same.

@@ -38,7 +38,7 @@ unsafe extern "C-unwind" fn relation_info(
     is_parent: bool,
     relation: *mut pg_sys::RelOptInfo,
 ) {
-    // SAFETY: the hook that was there before gets what PostgreSQL has passed, and so does ours.
+    // SAFETY: the previous hook gets PostgreSQL's arguments, and so does ours.
     unsafe {
         if let Some(previous) = PREVIOUS.get().copied().flatten() {
             previous(root, table, is_parent, relation);
@@ -53,7 +53,7 @@ unsafe extern "C-unwind" fn simple_rel(
     relation: *mut pg_sys::RelOptInfo,
     entry: *mut pg_sys::RangeTblEntry,
 ) {
-    // SAFETY: the hook that was there before gets what PostgreSQL has passed, and so does ours.
+    // SAFETY: the previous hook gets PostgreSQL's arguments, and so does ours.
     unsafe {
         if let Some(previous) = PREVIOUS.get().copied().flatten() {
             previous(root, relation, entry);
@@ -89,7 +89,8 @@ static PLANNER: OnceLock<pg_sys::planner_hook_type> = OnceLock::new();
 /// Has the planner call [`conflict_target::before`] for each query. While the postmaster loads its
 /// libraries.
 pub(crate) fn install_planner_hook() {
-    // SAFETY: as above.
+    // SAFETY: the variable is set in the postmaster, which has one thread and no children yet, to a
+    // function of this library, which is never unloaded.
     unsafe {
         if PLANNER.set(pg_sys::planner_hook).is_ok() {
             pg_sys::planner_hook = Some(plan);
@@ -104,8 +105,8 @@ unsafe extern "C-unwind" fn plan(
     options: c_int,
     parameters: pg_sys::ParamListInfo,
 ) -> *mut pg_sys::PlannedStmt {
-    // SAFETY: the next hook, or PostgreSQL's own function, gets what PostgreSQL has passed. There
-    // are pointers and numbers only on the stack.
+    // SAFETY: the next hook, or PostgreSQL's own function, gets PostgreSQL's arguments. There are
+    // pointers and numbers only on the stack.
     unsafe {
         conflict_target::before(query);
         match PLANNER.get().copied().flatten() {

@@ -1,14 +1,14 @@
-//! The whole of a PostgreSQL error: what `ErrorData` of src/include/utils/elog.h has beside the
+//! The whole of a PostgreSQL error: the fields of `ErrorData` (src/include/utils/elog.h) beside the
 //! four texts of a [`PgError`].
 //!
 //! pgrx turns an error into a panic that carries SQLSTATE, message, detail and hint, and loses the
 //! rest. A [`Watch`] is the outermost error context callback while `catch` runs: PostgreSQL calls
 //! it with the error complete, after all callbacks of the code inside, and it keeps a copy.
-//! [`raise`] raises such an error again: where pgrx reports the panic to PostgreSQL, another
-//! callback adds what the panic did not carry.
+//! [`raise`] raises such an error again: when pgrx reports the panic to PostgreSQL, another
+//! callback adds the fields that the panic did not carry.
 //!
-//! Errors leave PostgreSQL's functions here by a long jump, so no value with a destructor is alive
-//! while one is called.
+//! Errors leave the PostgreSQL functions that this module calls by a long jump, so no value with a
+//! destructor is alive while one is called.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -32,7 +32,7 @@ pub struct Fields {
     detail_log: Option<CString>,
     hint: Option<CString>,
     context: Option<CString>,
-    /// The context as text, with what was added since.
+    /// The context as text, with the lines added since.
     said: Option<String>,
     schema: Option<CString>,
     table: Option<CString>,
@@ -47,7 +47,7 @@ pub struct Fields {
     function: Option<CString>,
 }
 
-/// Whether `carried` is what pgrx makes of the SQLSTATE `raised`.
+/// Whether `carried` is pgrx's code for the SQLSTATE `raised`.
 fn may_be(carried: c_int, raised: c_int) -> bool {
     carried == raised || carried == INTERNAL_ERROR
 }
@@ -157,7 +157,7 @@ impl Watch {
         }
     }
 
-    /// Stop watching. Gives what was seen last.
+    /// Stops watching. Returns the error that was seen last.
     pub(super) fn end(&mut self) -> Option<Box<Fields>> {
         // SAFETY: puts back what `begin` found, whatever was left above it.
         unsafe { pg_sys::error_context_stack = self.entry.previous };
@@ -270,7 +270,7 @@ unsafe fn free(data: *mut pg_sys::ErrorData) {
 
 /// Report a message of a level below ERROR, with its context.
 pub(super) fn report(level: c_int, error: &PgError) {
-    // SAFETY: PostgreSQL copies what it reports.
+    // SAFETY: PostgreSQL copies the data that it reports.
     unsafe {
         let data = allocate(level, error);
         pg_sys::ThrowErrorData(data);
@@ -411,7 +411,7 @@ unsafe extern "C-unwind" fn complete(_: *mut c_void) {
     if passing.is_null() || is_critical() {
         return;
     }
-    // SAFETY: in an error context callback; what passes was allocated by `allocate`.
+    // SAFETY: in an error context callback; the passing error was allocated by `allocate`.
     unsafe {
         let data = copy_error();
         let is_it = (*data).elevel == ERROR
@@ -433,7 +433,7 @@ unsafe fn same_text(one: *const c_char, other: *const c_char) -> bool {
     if one.is_null() || other.is_null() {
         return one == other;
     }
-    // SAFETY: as the caller says. pgrx carries a message as UTF-8, and puts a mark in the place of
-    // what is none.
+    // SAFETY: both are texts that end with a zero byte. pgrx carries a message as UTF-8, and
+    // replaces invalid bytes by a mark.
     unsafe { CStr::from_ptr(one).to_string_lossy() == CStr::from_ptr(other).to_string_lossy() }
 }
