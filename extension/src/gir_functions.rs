@@ -1,11 +1,11 @@
-//! SQL functions that show what is in GIR frames.
+//! SQL functions that show the contents of GIR frames.
 
 use braid_gir::{Detail, Schemas, render_frame};
 use braid_postgres::encoding::Text;
 use pgrx::prelude::*;
 
-/// The records of frames, one line each, without what differs from run to run. Frames of a stream
-/// may be strung together: records name their columns where the schema record came before.
+/// The records of frames, one line each, without the parts that differ from run to run. Frames of a
+/// stream may be strung together: records name their columns if the schema record came before.
 #[pg_extern(immutable, strict, parallel_safe)]
 fn gir_records(frame: &[u8]) -> SetOfIterator<'static, Text> {
     match render_frame(frame, &mut Schemas::new(), Detail::Stable) {

@@ -1,4 +1,4 @@
-//! The extension's library: what PostgreSQL loads and calls.
+//! The extension's library: the functions that PostgreSQL loads and calls.
 
 #![allow(unsafe_code)]
 
@@ -24,8 +24,8 @@ pub extern "C-unwind" fn _PG_init() {
         braid_node::registry::install();
         braid_workers::supervisor::register();
         braid_node::watch::install(braid_apply::table_is_rewritten);
-        // An error in a function of ours would take along a backtrace where RUST_BACKTRACE is set
-        // for something else. That of a panic is another matter.
+        // An error in a function of ours would include a backtrace if RUST_BACKTRACE is set for
+        // another purpose. The backtrace of a panic stays.
         if std::env::var_os("RUST_LIB_BACKTRACE").is_none() {
             // SAFETY: while the postmaster loads its libraries, with one thread.
             unsafe { std::env::set_var("RUST_LIB_BACKTRACE", "0") };

@@ -120,15 +120,15 @@ fn take_message() -> Option<Bulk> {
     IN_HAND.with(|place| place.try_borrow_mut().ok()?.take())
 }
 
-/// Whether it is a walsender's client that reads what was just prepared, and not an SQL function.
-/// An SQL function's buffer is empty at this point.
+/// Whether the prepared message is read by a walsender's client, and not by an SQL function. An SQL
+/// function's buffer is empty at this point.
 pub(super) fn is_for_client(ctx: Context<'_>) -> bool {
     let written = ctx.written();
     written.len() == HEADER_BYTES && written.starts_with(b"w")
 }
 
-/// Whether what was just prepared can be sent in pieces. Not where another extension has put
-/// functions of its own between PostgreSQL and the connection: it is to see all messages.
+/// Whether the prepared message can be sent in chunks. Not if another extension has put functions
+/// of its own between PostgreSQL and the connection: it must see all messages.
 pub(super) fn is_possible(ctx: Context<'_>) -> bool {
     ffi::has_replaced_postgres_methods() && is_for_client(ctx)
 }
@@ -207,7 +207,7 @@ pub(super) fn takes(kind: u8, body: &[u8]) -> bool {
     with_message(|bulk| bulk.takes(kind, body)).unwrap_or(false)
 }
 
-/// Write what the socket takes. Returns what `pq_flush_if_writable` returns.
+/// Writes as much as the socket takes. Returns the result of `pq_flush_if_writable`.
 pub(super) fn push() -> c_int {
     with_message(Bulk::push).unwrap_or(0)
 }
@@ -268,7 +268,7 @@ impl Bulk {
         0
     }
 
-    /// Have something to write in the piece. False where nothing is left.
+    /// Fills the chunk, if it is empty. Returns false if nothing is left.
     fn fill(&mut self) -> bool {
         let is_first = self.at == 0 && self.written == 0;
         if self.written < self.piece.len() && !(is_first && self.piece.len() < PIECE_BYTES) {
@@ -280,7 +280,7 @@ impl Bulk {
         }
         let room = PIECE_BYTES.saturating_sub(self.piece.len());
         let more = room.min(self.length - self.at);
-        // SAFETY: who has made this keeps what the source points to.
+        // SAFETY: the caller that has made this value keeps the bytes of the source.
         unsafe {
             match self.source {
                 Source::Bytes(bytes) => {
@@ -299,7 +299,7 @@ impl Bulk {
         !self.piece.is_empty()
     }
 
-    /// All of it was written: what had to wait is next.
+    /// All of it was written: the waiting messages are next.
     fn finish(&mut self) -> c_int {
         self.done = true;
         forget();

@@ -85,7 +85,7 @@ pub(super) fn with_state<T>(
     Some(work(&mut **format))
 }
 
-/// The stream's place in a walsender: the functions there that it has replaced. May be read while a
+/// The stream's place in a walsender: the functions that it has replaced. May be read while a
 /// callback has the format.
 pub(super) fn turn<'c>(ctx: Context<'c>) -> Option<&'c Turn> {
     hanging(ctx)?.turn.get()
@@ -102,17 +102,17 @@ unsafe extern "C-unwind" fn startup(
     pass_on(|| start(ctx, opt, is_init));
 }
 
-/// Abilities of a context: those that it has, or those that its stream wants.
+/// Abilities of a context: its own, or those that its stream wants.
 struct Abilities {
     streaming: bool,
     two_phase: bool,
 }
 
-/// Tells the context what its stream wants. Returns what it said before.
+/// Sets the abilities that a context's stream wants. Returns the former ones.
 fn set_abilities(ctx: Context<'_>, wants: &Abilities) -> Abilities {
     // SAFETY: the context is valid, in its startup callback, and nobody holds a reference to it.
     let context = unsafe { &mut *ctx.as_ptr() };
-    // A slot that was made without it is marked from here on.
+    // A slot that was created without it is marked from now on.
     context.twophase_opt_given = wants.two_phase;
     Abilities {
         streaming: std::mem::replace(&mut context.streaming, wants.streaming),
@@ -134,7 +134,7 @@ fn start(ctx: Context<'_>, opt: &mut pg_sys::OutputPluginOptions, is_init: bool)
     );
     if is_init {
         note_reader(ctx, Reader::Unknown);
-        // A node that reads here may write too: then deletions are to be remembered.
+        // A node that reads from this one may write too: then deletions must be recorded.
         registry::wake_manager(process::my_database());
         return;
     }
@@ -211,7 +211,7 @@ fn reader(request: &Request) -> Reader {
     }
 }
 
-/// Hangs a stream's format on its context, with whose memory it goes; or nothing.
+/// Stores a stream's format, or none, in its context, with whose memory it is freed.
 fn hang(ctx: Context<'_>, format: Option<Box<dyn Format>>) {
     let state = format.map_or(std::ptr::null_mut(), |format| {
         Box::into_raw(Box::new(State {
@@ -406,7 +406,7 @@ unsafe extern "C-unwind" fn filter_by_origin(
     ctx: *mut pg_sys::LogicalDecodingContext,
     origin: ReplOriginId,
 ) -> bool {
-    // SAFETY: a valid context; what is asked about is the record that its reader holds.
+    // SAFETY: a valid context; the question is about the record that its reader holds.
     let ctx = unsafe { Context::from_ptr(ctx) };
     with_state(ctx, |format| {
         let refuses = format.refuses_origin(origin);

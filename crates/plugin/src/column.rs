@@ -1,9 +1,9 @@
 //! Writes one column's value into a row image.
 //!
-//! Types whose stored form is simple are read in place. The others go through their send function
-//! (built-in types: the binary form is the same everywhere) or their output function (whatever
-//! belongs to the user, or names what does: binary forms of those hold OIDs, or belong to one
-//! version of an extension).
+//! Types whose stored form is simple are read in place. Other built-in types go through their send
+//! function: the binary form is the same everywhere. Users' types, and types that name users'
+//! objects, go through their output function: their binary forms hold OIDs, or belong to one
+//! version of an extension.
 
 use std::cell::RefCell;
 use std::collections::HashMap;

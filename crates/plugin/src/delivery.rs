@@ -42,8 +42,8 @@ impl Delivery for Frames {
     }
 }
 
-/// Send `bytes` through the decoding context; `last` if its buffer holds the whole of what belongs
-/// together. In a callback that may write.
+/// Sends `bytes` through the decoding context; `last` if its buffer holds the last part of a unit.
+/// In a callback that may write.
 pub(super) fn write_message(ctx: Context<'_>, bytes: &[u8], last: bool) {
     if i32::try_from(bytes.len()).is_err() {
         report::fail(

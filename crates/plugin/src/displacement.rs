@@ -1,4 +1,4 @@
-//! Rows of `braid.displacement`: deletions that this node tells the others of
+//! Rows of `braid.displacement`: deletions of losing rows that this node announces to the others
 //! (`apply/eviction.rs`), with versions of their own.
 
 use braid_postgres::decoding::OwnTuple;

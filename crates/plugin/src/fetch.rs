@@ -374,7 +374,7 @@ fn condition(
     form: Form,
 ) -> Option<Vec<u8>> {
     let after = change.after.as_ref()?;
-    // With the whole row as identity the before image has what there is.
+    // With the whole row as identity the before image has all values that WAL has.
     if !matches!(
         schema.replica_identity,
         ReplicaIdentity::Default | ReplicaIdentity::Index

@@ -28,9 +28,9 @@ use super::paced::Pacing;
 use super::stream::GirStream;
 use super::wal2json::Wal2Json;
 
-/// A row's change. An insert has no old row, a delete no new one, and an old one is only there
-/// where the replica identity put it into WAL. The rows are of the relation: a change is made from
-/// what PostgreSQL gives, or from a row of the extension's that tells of one.
+/// A row's change. An insert has no old row, and a delete no new one. An old row exists only if the
+/// replica identity put it into WAL. The rows are of the relation: a change is made from
+/// PostgreSQL's change, or from a row of the extension's that describes one.
 #[derive(Debug, Clone, Copy)]
 pub struct Change<'c> {
     pub(crate) relation: RelationRef<'c>,
@@ -152,10 +152,10 @@ pub enum Preparation {
     },
 }
 
-/// Port: what one stream makes of what is decoded.
+/// Port: the output of one stream for the decoded changes.
 pub trait Format {
-    /// Whether what is written is text in the server's encoding, so that SQL functions that return
-    /// text may be used.
+    /// Whether the output is text in the server's encoding, so that SQL functions that return text
+    /// may be used.
     fn is_text(&self) -> bool;
 
     /// Whether nothing from `origin` is wanted. Asked while WAL is read, outside of transactions:

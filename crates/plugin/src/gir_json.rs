@@ -175,7 +175,7 @@ fn end_record_in(frame: &[u8]) -> Option<u64> {
     None
 }
 
-/// Whether a transaction, or what is said of it, is whole with this record.
+/// Whether a transaction, or the records about it, end with this record.
 fn is_end(record: &Record<'_>) -> bool {
     matches!(
         record,

@@ -7,7 +7,7 @@
 //!
 //! Keepalives name the position up to which WAL was read, not up to which it was sent. So the
 //! position up to which all was sent goes into the stream itself, as a message with the prefix
-//! `braid.position`; a reader of a joined stream may take only that, and a commit, for a position
+//! `braid.position`. A reader of a joined stream may only take that, and a commit, for a position
 //! that it has passed.
 
 use braid_postgres::decoding::{Context, Transaction};
@@ -22,7 +22,7 @@ use super::stream::GirStream;
 #[derive(Debug, Default)]
 pub struct Held {
     pages: PageRead,
-    /// Up to here there was WAL when it was last asked.
+    /// The end of WAL when it was last asked for.
     known_end: u64,
 }
 
@@ -34,7 +34,7 @@ pub fn join_if_wanted(ctx: Context<'_>, stream: &mut GirStream) {
     }
 }
 
-/// Let go of what is held before a transaction that takes long to go through. In a callback of
+/// Releases the held messages before a transaction that takes long to process. In a callback of
 /// `ctx` that may write.
 pub fn release_before(ctx: Context<'_>, stream: &mut GirStream, next: Transaction<'_>) {
     if is_long(next) && stream.outbox.holds() {
@@ -76,8 +76,8 @@ page_reader!(read_page, |ctx, wanted| before(
                 stream.held.pages.let_go();
                 let delivery = &mut *stream.delivery;
                 let outbox = &mut stream.outbox;
-                // Only callbacks may write; this stands in for one. The position is what the
-                // message will carry.
+                // Only callbacks may write; this stands in for one. The message will carry this
+                // position.
                 let sent = ctx.writing_at(decoded, || {
                     outbox.release(waits.then_some(decoded), &mut Sink { ctx, delivery })
                 });

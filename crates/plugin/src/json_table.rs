@@ -257,7 +257,7 @@ fn bytes(name: Option<CString>) -> Vec<u8> {
     name.unwrap_or_default().into_bytes()
 }
 
-/// The default of a column as an expression; what it is generated from is none.
+/// The default of a column as an expression; the expression of a generated column is none.
 fn default_of(relation: RelationRef<'_>, attribute: Column<'_>) -> Option<Vec<u8>> {
     if !attribute.has_default() || attribute.is_generated() {
         return None;

@@ -1,6 +1,6 @@
 //! Writes one column's value as JSON, as wal2json does: numbers and booleans bare, bytea as
-//! hexadecimal digits, everything else as a string of what the type's output function gives under
-//! the session's own settings.
+//! hexadecimal digits, all other values as a string of the type's output function under the
+//! session's own settings.
 //!
 //! Types whose text depends on nothing are written in place, without a call into PostgreSQL.
 
@@ -65,7 +65,7 @@ impl Renderer {
             },
             pg_sys::BOOLOID => Self::Bool,
             pg_sys::BYTEAOID => Self::Bytea,
-            // A domain is no number to wal2json; what its base type writes is a string.
+            // A domain is no number to wal2json; the output of its base type is a string.
             _ => match facts.oid {
                 pg_sys::INT2OID | pg_sys::INT4OID | pg_sys::INT8OID => Self::Signed(Quotes::Quoted),
                 pg_sys::TEXTOID | pg_sys::VARCHAROID | pg_sys::BPCHAROID | pg_sys::JSONOID => {

@@ -35,7 +35,7 @@ pub(super) struct KeyColumn {
 /// How values are made canonical.
 #[derive(Debug)]
 enum Form {
-    /// Integers of any width: as 64 bits, so that int4 here and int8 elsewhere agree.
+    /// Integers of any width: as 64 bits, so that int4 on one node and int8 on another agree.
     Signed,
     /// OIDs, among them those of an enum's values: a label may be renamed between two changes.
     Unsigned,

@@ -1,4 +1,4 @@
-//! The output plugin `braid`: what `decoder` decides, carried out with PostgreSQL's interfaces.
+//! The output plugin `braid`: carries out the decisions of `decoder` with PostgreSQL's interfaces.
 //!
 //! The crate must not know how changes are applied, nor the processes: it reads what a node knows,
 //! decodes, and sends. The collector decodes with a format of its own, which it hands in.
@@ -18,8 +18,8 @@
 //! cannot be asked for (`format::set_format`): the collector has.
 //!
 //! Transactions in progress and prepared ones are more callbacks in `callbacks` over the same
-//! [`braid_decoder::Outbox`], which knows nothing of where a transaction's changes come from.
-//! `version` tells the version of one of this node's.
+//! [`braid_decoder::Outbox`], which does not know where a transaction's changes come from.
+//! `version` finds the version of one of this node's.
 
 #![allow(unsafe_code)]
 

@@ -1,5 +1,6 @@
-//! Marks of columns, for a reader that is sent statements: they tell the rows of a column from
-//! those of an earlier one that had its name. Run by the walsender when it compiles a relation.
+//! Marks of columns, for a reader that is sent statements: they distinguish the rows of a column
+//! from those of an earlier one that had its name. Run by the walsender when it compiles a
+//! relation.
 
 use std::ops::ControlFlow;
 

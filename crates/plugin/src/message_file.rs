@@ -44,7 +44,7 @@ impl MessageFile {
         }
     }
 
-    /// Read what is at `place`, as many bytes as there is room for.
+    /// Reads the bytes at `place`, as many as there is room for.
     pub(super) fn read(&self, place: usize, bytes: &mut [u8]) {
         if let Err(error) = self.file.read(bytes, place as u64) {
             error.raise();

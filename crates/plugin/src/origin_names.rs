@@ -27,7 +27,7 @@ impl OriginNames {
     }
 
     /// Name of a replication origin; empty for none, for one that is not known any more, and for
-    /// what was marked as not to be replicated. In a transaction with a historic snapshot.
+    /// changes that are marked as not to be replicated. In a transaction with a historic snapshot.
     pub(super) fn get(&mut self, origin: ReplOriginId, scratch: &Scratch) -> String {
         let unnamed = u32::from(origin) == pg_sys::DoNotReplicateId;
         if origin == no_origin() || unnamed {

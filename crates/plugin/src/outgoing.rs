@@ -27,8 +27,8 @@ const GATHERED_BYTES: usize = 1 << 20;
 /// How much memory the context's buffer keeps after a message.
 const KEPT_BYTES: i32 = 1 << 20;
 
-/// After how many bytes that are only in the send buffer a message is written the usual way, so
-/// that the client's pace is kept.
+/// When the send buffer has this many unsent bytes, a message is written the usual way, which keeps
+/// the client's pace.
 const QUEUED_BYTES: usize = 32 << 10;
 
 /// Where a message goes.
@@ -41,7 +41,7 @@ enum Reader {
     /// A walsender's client.
     Client {
         client: Client,
-        /// Large messages can be sent in pieces.
+        /// Large messages can be sent in chunks.
         in_pieces: bool,
     },
 }
@@ -85,19 +85,19 @@ impl Outgoing {
         }
     }
 
-    /// Where pieces are appended.
+    /// The buffer to which pieces are appended.
     #[inline]
     pub(super) fn buffer(&mut self) -> &mut Vec<u8> {
         &mut self.buffer
     }
 
-    /// Bytes of the message that are elsewhere already.
+    /// Bytes of the message that are not in the buffer any more.
     #[inline]
     fn elsewhere(&self) -> usize {
         self.moved + self.file.as_ref().map_or(0, MessageFile::len)
     }
 
-    /// A piece is whole, and more will follow.
+    /// Ends a piece that more will follow.
     #[inline]
     pub(super) fn keep(&mut self, ctx: Context<'_>) {
         if self.elsewhere() + self.buffer.len() > self.limit {
@@ -108,7 +108,7 @@ impl Outgoing {
         self.whole = self.buffer.len();
     }
 
-    /// Send what was whole before the last piece; that one starts the next message.
+    /// Sends the pieces before the last one; the last one starts the next message.
     #[cold]
     fn cut(&mut self, ctx: Context<'_>) {
         self.pacing.release();
@@ -117,7 +117,7 @@ impl Outgoing {
         }
     }
 
-    /// Take what is gathered out of the buffer.
+    /// Moves the gathered bytes out of the buffer.
     #[cold]
     fn make_room(&mut self, ctx: Context<'_>) {
         self.learn(ctx);
@@ -154,7 +154,7 @@ impl Outgoing {
         }
     }
 
-    /// Send what is elsewhere and the first bytes of the buffer as one message.
+    /// Sends the bytes that were moved out and the first ones of the buffer as one message.
     #[cold]
     fn write(&mut self, ctx: Context<'_>, len: usize) {
         self.learn(ctx);

@@ -1,4 +1,4 @@
-//! Tables of the extension whose changes tell the other nodes something.
+//! Tables of the extension whose changes are messages to the other nodes.
 
 use braid_postgres::relation::RelationRef;
 use braid_postgres::value::Value;
@@ -7,7 +7,7 @@ use pgrx::pg_sys;
 
 use super::format::Change;
 
-/// One of them.
+/// One of these tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum OwnTable {
     /// `braid.ddl_message`: its rows are statements for the nodes that receive from this one.

@@ -23,7 +23,7 @@ use super::page_read::{PageRead, before, is_long, page_reader};
 /// Flushes wait.
 static WAITING: AtomicBool = AtomicBool::new(false);
 
-/// Whether what is in the send buffer is to stay there for now.
+/// Whether the send buffer is not to be flushed for now.
 #[inline]
 pub(super) fn flushes_wait() -> bool {
     WAITING.load(Relaxed)
@@ -38,8 +38,8 @@ pub struct Pacing {
 }
 
 impl Pacing {
-    /// Flushes can wait from here on. Only a walsender has any. In the startup callback of `ctx`,
-    /// of whose format this is.
+    /// Flushes can wait from now on. Only a walsender has any. In the startup callback of `ctx`, to
+    /// whose format this belongs.
     pub(super) fn enter(&mut self, ctx: Context<'_>) {
         if self.on || !self.pages.install(ctx, read_page) {
             return;
@@ -48,7 +48,7 @@ impl Pacing {
         self.on = true;
     }
 
-    /// Something was put into the send buffer: it may stay there for now.
+    /// Something was put into the send buffer: it may wait for now.
     #[inline]
     pub(super) fn hold(&self) {
         if self.on {
@@ -63,18 +63,18 @@ impl Pacing {
         self.pages.let_go();
     }
 
-    /// Let go of what is held before a transaction that takes long to go through.
+    /// Flushes before a transaction that takes long to process.
     pub(super) fn release_before(&mut self, next: Transaction<'_>) {
         if is_long(next) && WAITING.load(Relaxed) {
             self.release();
-            // If the client is gone, the next who writes finds out too.
+            // If the client is gone, the next write finds that out too.
             let _ = Client::of_process().is_some_and(Client::flush_if_writable);
         }
     }
 }
 
 impl Drop for Pacing {
-    /// Unlike what other guards do, also after an error: this only assigns a variable, and no
+    /// Unlike in other guards, this also runs after an error: it only assigns a variable, and no
     /// connection must be left with flushes that wait.
     fn drop(&mut self) {
         if self.on {

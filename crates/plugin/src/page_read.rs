@@ -1,9 +1,9 @@
-//! Where what is held back is let go: a function in front of the one with which the walsender's WAL
-//! reader reads a page. Run by the walsender.
+//! The point where held messages are released: a function in front of the one with which the
+//! walsender's WAL reader reads a page. Run by the walsender.
 //!
-//! Before a walsender waits for more WAL it reads a page that is not there yet. So nothing that is
-//! held waits longer than it takes to read on in WAL that is there, and not longer than `HELD_FOR`,
-//! which is checked with each page.
+//! Before a walsender waits for more WAL it reads a page that does not exist yet. So a held message
+//! waits only while existing WAL is read, and not longer than `HELD_FOR`, which is checked with
+//! each page.
 
 use std::ffi::{c_char, c_int};
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ use crate::callbacks::with_state;
 
 /// The longest that something is held while there is WAL to read.
 const HELD_FOR: Duration = Duration::from_millis(5);
-/// Before a transaction with more changes than this is gone through, what is held is let go.
+/// Before a transaction with more changes than this is processed, held messages are released.
 const LONG_TRANSACTION: u64 = 200;
 
 /// A function that reads a page: `XLogPageReadCB` of src/include/access/xlogreader.h, 18.
@@ -38,7 +38,7 @@ pub(super) struct PageRead {
 }
 
 /// Declares a function that stands in front of the one with which a walsender's WAL reader reads a
-/// page. The work is given the context and what is wanted, outside of the plugin's callbacks.
+/// page. It passes the context and the wanted page to the work, outside of the plugin's callbacks.
 macro_rules! page_reader {
     ($name:ident, $work:expr) => {
         #[pgrx::pg_guard]
@@ -64,7 +64,7 @@ macro_rules! page_reader {
 
 pub(super) use page_reader;
 
-/// Has the stream let go of what it holds, if it is to, and reads the page.
+/// Has the stream release its held messages, if it is to, and reads the page.
 pub(super) fn before(
     ctx: Context<'_>,
     wanted: Wanted,
@@ -143,7 +143,7 @@ impl Wanted {
     }
 }
 
-/// Whether what is held is to be let go before this transaction, which takes long to go through.
+/// Whether held messages are to be released before this transaction, which takes long to process.
 pub(super) fn is_long(next: Transaction<'_>) -> bool {
     next.nentries > LONG_TRANSACTION
 }

@@ -128,8 +128,8 @@ impl Catalog for Catalogs {
 /// `lbound1` of src/include/c.h, 15 to 18.
 const VECTOR_HEAD: usize = 20;
 
-/// The content of one attribute of a row of pg_publication_rel, without its header; `None` when the
-/// row is not there or the attribute is null. In a transaction with a snapshot for catalogs.
+/// The content of one attribute of a row of pg_publication_rel, without its header; `None` if the
+/// row does not exist or the attribute is null. In a transaction with a snapshot for catalogs.
 fn publication_rel(publication: u32, relation: u32, attribute: i16) -> Option<Vec<u8>> {
     let cache = compat::cache_number(pg_sys::SysCacheIdentifier::PUBLICATIONRELMAP);
     let relation = pg_sys::Oid::from(relation);

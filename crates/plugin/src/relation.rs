@@ -280,8 +280,8 @@ impl Compiled {
         ))
     }
 
-    /// Where a key's column is among those that are sent, and what compares it; `None` when it is
-    /// not sent.
+    /// The place of a key's column among the sent ones, and how it is compared; `None` if it is not
+    /// sent.
     fn sent_column(&self, key: &KeyColumn) -> Option<(u16, String)> {
         let sent = |column: &SentColumn| column.attribute == key.attribute;
         let place = self.columns.iter().position(sent)?;
@@ -418,7 +418,7 @@ pub(super) fn attributes(relation: RelationRef<'_>) -> Vec<Attribute> {
     shape.iter().map(stored).collect()
 }
 
-/// The stored form of what rows have that are older than the attribute.
+/// The stored form of the value in rows that are older than the attribute.
 fn missing(shape: TupleDesc<'_>, attribute: Column<'_>) -> Option<Box<[u8]>> {
     if !attribute.has_missing() {
         return None;

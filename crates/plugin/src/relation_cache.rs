@@ -1,4 +1,4 @@
-//! Relations that a stream has met, compiled for its format, until an invalidation says that they
+//! Relations that a stream has used, compiled for its format, until an invalidation says that they
 //! may differ. Run by processes that decode WAL.
 //!
 //! Not for: how a relation is compiled, which is the format's.
@@ -16,15 +16,15 @@ const REMEMBERED_RELATIONS: usize = 16_384;
 
 /// A relation as a format needs it.
 pub(super) trait Compilation {
-    /// Whether what was noted concerns the relation, beyond its own OID.
+    /// Whether the noted invalidations concern the relation, beyond its own OID.
     fn is_touched(&self, notes: &Notes) -> bool;
 
-    /// Frees what PostgreSQL allocated. Not done by dropping: when the plugin's own context goes,
+    /// Frees PostgreSQL's allocations. Not done by dropping: when the plugin's own context goes,
     /// the memory of the compilation has gone before.
     fn release(self);
 }
 
-/// A relation, compiled or known to be of no interest; and what the format keeps when it is
+/// A relation, compiled or known to be of no interest; and the format's data that stays when it is
 /// compiled again.
 #[derive(Debug)]
 pub(super) struct Entry<C, K> {
@@ -50,7 +50,7 @@ impl<C: Compilation, K: Default> RelationCache<C, K> {
         }
     }
 
-    /// Marks what an invalidation concerns.
+    /// Marks the entries that an invalidation concerns.
     pub(super) fn forget(&mut self, notes: &Notes) {
         if notes.everything {
             self.publications = None;
@@ -63,7 +63,7 @@ impl<C: Compilation, K: Default> RelationCache<C, K> {
         }
     }
 
-    /// The entry of a relation that was met.
+    /// The entry of a relation, if there is one.
     #[inline]
     pub(super) fn get(&mut self, oid: u32) -> Option<&mut Entry<C, K>> {
         self.entries.get_mut(&oid)

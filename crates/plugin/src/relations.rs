@@ -1,5 +1,5 @@
-//! Relations that a stream of the format `gir` has met, and under which numbers their shapes were
-//! sent. Run by processes that decode WAL.
+//! Relations that a stream of the format `gir` has used, and the numbers under which their shapes
+//! were sent. Run by processes that decode WAL.
 
 use std::collections::HashSet;
 
@@ -24,8 +24,8 @@ pub(super) struct Sent {
     pub(super) number: Option<SchemaNumber>,
     /// The sources of the key hashes of the last changes.
     hashed: Option<Hashed>,
-    /// The relation has other keys than before, so hashes from before and after do not meet: the
-    /// next change is a barrier.
+    /// The relation has other keys than before, so hashes from before and after can't be compared:
+    /// the next change is a barrier.
     pub(super) fence: bool,
     /// The relation is one of Braid's tables whose rows are messages.
     pub(super) own: Option<OwnTable>,
@@ -55,12 +55,12 @@ impl Relations {
         }
     }
 
-    /// Marks what an invalidation concerns.
+    /// Marks the entries that an invalidation concerns.
     pub(super) fn forget(&mut self, notes: &invalidation::Notes) {
         self.cache.forget(notes);
     }
 
-    /// The entry of a relation that was met, and the book of the schemas that were announced.
+    /// The entry of a relation, if there is one, and the book of the schemas that were announced.
     #[inline]
     pub(super) fn get(&mut self, oid: u32) -> Option<(&mut Entry, &mut SchemaBook)> {
         let entry = self.cache.get(oid)?;

@@ -1,14 +1,15 @@
 //! Finds the row versions, written by other nodes, that changes in WAL have replaced. Run by the
-//! walsender, for a subscriber that wants to tell concurrent changes from others.
+//! walsender, for a subscriber that wants to distinguish concurrent changes from others.
 //!
 //! WAL names the place of the old row version, not its writer. So the walsender looks at the
-//! version in its table as soon as it reads the record: the version is still there then, and its
-//! page in shared buffers, unless the walsender is far behind. Of a version that is gone, or whose
-//! page is, nothing is known and nothing sent. In a database without subscriptions all rows are its
-//! own, so nothing is looked at.
+//! version in its table as soon as it reads the record. The version still exists then, and its page
+//! is in shared buffers, unless the walsender is far behind. If the version or the page is gone,
+//! nothing is sent about it. In a database without subscriptions all rows are its own, so nothing
+//! is looked up.
 //!
-//! A walsender looks for each update and delete of its node, which is a large part of its work: so
-//! nothing here asks the file system, and the transactions that were looked up last are remembered.
+//! A walsender does this for each update and delete of its node, which is a large part of its work.
+//! So this module never asks the file system, and remembers the transactions that it looked up
+//! last.
 
 use braid_decoder::{ReplacedVersions, Writers, Written, full_id};
 use braid_node::origin::COPIED;
@@ -30,7 +31,8 @@ const KINDS: u8 = 0x70;
 const DELETE: u8 = 0x10;
 const UPDATE: u8 = 0x20;
 const HOT_UPDATE: u8 = 0x40;
-/// XLH_UPDATE_CONTAINS_NEW_TUPLE and XLH_DELETE_CONTAINS_OLD there: a table that is decoded.
+/// XLH_UPDATE_CONTAINS_NEW_TUPLE and XLH_DELETE_CONTAINS_OLD of the same file: a table that is
+/// decoded.
 const HAS_NEW: u8 = 1 << 4;
 const HAS_OLD: u8 = 1 << 1 | 1 << 2;
 /// Size of the fields that xl_heap_update and xl_heap_delete have in common: xmax, the row's
@@ -76,10 +78,11 @@ impl ReplacedRows {
         }
     }
 
-    /// A record is read that may be decoded: look at what it has replaced.
+    /// Looks at the row versions that a record has replaced. The record is read, and may be
+    /// decoded.
     ///
-    /// A record with an origin is none of this node's writers': it was applied here, and its writer
-    /// may not have seen the row that it replaced here.
+    /// A record with an origin is none of this node's writers': it was applied on this node, and
+    /// its writer may not have seen the row that it replaced.
     #[inline]
     pub(super) fn note(&mut self, ctx: Context<'_>) {
         let (Some(record), Some(reader)) = (ctx.record(), ctx.reader()) else {
@@ -160,8 +163,8 @@ impl ReplacedRows {
     }
 }
 
-/// Whether the database has subscriptions. The manager knows only those that are enabled; rows of
-/// the others' nodes are there all the same. In a transaction without a historic snapshot.
+/// Whether the database has subscriptions. The manager knows only enabled ones; rows of the other
+/// providers still exist. In a transaction without a historic snapshot.
 fn has_subscriptions() -> bool {
     own_table("subscription")
         .is_ok_and(|table| has_any(table, pg_sys::InvalidOid, &[], Sees::Committed))

@@ -1,11 +1,11 @@
 //! The rows of a routed table that a member of the group gets: those of its own shards.
 //!
 //! A table is routed from the guard on: a CHECK constraint that calls `braid.is_here` with its
-//! tenant, record and creation. The catalogs as of the change say whether it is there. Changes
-//! before it went to all members, changes after it go to the members that have the row's shard.
+//! tenant, record and creation. The catalogs as of the change say whether it exists. Earlier
+//! changes went to all members, later ones go to the members that have the row's shard.
 //!
-//! Where a row lives is final when it is written (`crates/routing`), so what the group has agreed
-//! by now gives the same shard as what it had agreed then.
+//! The place of a row is final when it is written (`crates/routing`), so the rules that the group
+//! has agreed by now give the same shard as the rules of that time.
 
 use std::ffi::CStr;
 use std::time::{Duration, Instant};

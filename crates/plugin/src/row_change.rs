@@ -46,8 +46,8 @@ impl RowChange<'_> {
         }
     }
 
-    /// The writeset, of the change as it was made: what the row filter made of it locks no fewer
-    /// keys.
+    /// The writeset of the change as it was made: a row filter that turns it into another kind of
+    /// change does not reduce the keys.
     #[inline]
     pub fn collect_keys(&self, keys: &mut Vec<u64>) -> bool {
         let of = |row| RowKeys {
@@ -76,8 +76,8 @@ impl RowChange<'_> {
     ) {
         let (kind, writer) = (self.kind(), outbox.writer());
         let before = |image: &mut ImageWriter<'_>| self.put_old(image);
-        // A row that enters a filter has to be whole: what did not change comes from the old one as
-        // far as that has it.
+        // A row that enters a filter has to be whole: unchanged values are taken from the old row,
+        // as far as that has them.
         let fallback = if operation == Operation::Insert {
             self.old
         } else {

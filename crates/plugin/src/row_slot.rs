@@ -1,4 +1,4 @@
-//! Evaluates expressions over a row that was taken apart: row filters, and what places a row of a
+//! Evaluates expressions over a row that was taken apart: row filters, and the expressions of a
 //! routed table.
 
 use braid_postgres::memory;
@@ -12,8 +12,8 @@ use super::tuple::{Field, Row};
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Expression(*mut pg_sys::ExprState);
 
-/// Room for one row of a relation, and what its expressions need. All memory is in the relation's
-/// context, which goes with it.
+/// Room for one row of a relation, and for its expressions. All memory is in the relation's
+/// context, and is freed with it.
 #[derive(Debug)]
 pub(super) struct RowSlot {
     estate: *mut pg_sys::EState,
@@ -57,7 +57,7 @@ impl RowSlot {
     pub(super) fn put(&self, row: Row<'_>, fallback: Option<Row<'_>>) {
         // SAFETY: slot and contexts live as long as the relation's context. The slot has a place
         // for every attribute of the descriptor, which are as many as `sources`. Expressions are
-        // only evaluated while the row is there.
+        // only evaluated while the row exists.
         unsafe {
             let slot = &mut *self.slot;
             for (index, source) in self.sources.iter().enumerate() {

@@ -51,7 +51,7 @@ impl GirStream {
             return false;
         };
         if let Some(own) = entry.kept.own {
-            // An own table's row says nothing of the version of the row that it tells of.
+            // An own table's row has no replaced version of the row that it describes.
             replaced_now.clear();
             return self.put_own(own, change);
         }
@@ -126,7 +126,7 @@ impl GirStream {
         true
     }
 
-    /// Writes what a row of the extension's own tables tells. Returns whether something was
+    /// Writes the message of a row of the extension's own tables. Returns whether something was
     /// written.
     fn put_own(&mut self, own: OwnTable, change: &Change<'_>) -> bool {
         match own {
@@ -264,8 +264,8 @@ impl GirStream {
         true
     }
 
-    /// Write the deletion, or the truncate, that a new row of `braid.unfound` tells of, to a node
-    /// that wants what others wrote. Returns whether something was written.
+    /// Writes the deletion, or the truncate, that a new row of `braid.unfound` describes, for a
+    /// node that wants changes of other nodes. Returns whether something was written.
     #[cold]
     fn put_unfound(&mut self, change: &Change<'_>) -> bool {
         if change.action != pg_sys::ReorderBufferChangeType::REORDER_BUFFER_CHANGE_INSERT
@@ -338,8 +338,8 @@ impl GirStream {
     }
 }
 
-/// Writes a message that belongs to the change that comes next, unless it is empty: which version
-/// of a row an update or a delete has replaced, or the former key of a row that comes as an insert.
+/// Writes a message that belongs to the next change, unless it is empty: the version of the row
+/// that an update or a delete has replaced, or the former key of a row that is sent as an insert.
 fn tell_before(outbox: &mut Outbox, lsn: u64, content: &[u8]) {
     if content.is_empty() {
         return;

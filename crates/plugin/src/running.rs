@@ -1,13 +1,13 @@
 //! Catalogs under a transaction that still runs, and may be rolled back while its changes are
 //! decoded.
 //!
-//! PostgreSQL then looks, with each catalog row that it reads, whether the transaction of the
-//! change (`CheckXidAlive`) is still alive, and ends the segment with an error (40000) that the
-//! reorder buffer takes for what it is. But that watch can't see one catalog scan inside another,
-//! as the type cache makes them when it looks for an operator class: it takes the outer one for a
-//! forbidden read of a table, which is an error (GetDefaultOpClass in 15). So such calls go
-//! unwatched: what they find of a transaction that is rolled back goes to changes that are rolled
-//! back, and what they keep is invalidated with it. An error that they meet then is none either
+//! For each catalog row that it reads, PostgreSQL checks whether the transaction of the change
+//! (`CheckXidAlive`) is still alive. If not, it ends the segment with an error (40000) that the
+//! reorder buffer recognizes. But that check can't see one catalog scan inside another, as the type
+//! cache makes them when it looks for an operator class: it takes the outer one for a forbidden
+//! read of a table, which is an error (GetDefaultOpClass in 15). So such calls go unwatched: their
+//! results about a transaction that is rolled back only affect changes that are rolled back, and
+//! cached ones are invalidated with it. An error in such a call counts as a rollback too
 //! ([`watch`]).
 
 use std::panic::AssertUnwindSafe;
@@ -38,7 +38,7 @@ fn watch_over(xid: pg_sys::TransactionId) -> pg_sys::TransactionId {
 }
 
 impl Drop for Unwatched {
-    /// Unlike what other guards do, also after an error: it only assigns a variable.
+    /// Unlike in other guards, this also runs after an error: it only assigns a variable.
     fn drop(&mut self) {
         watch_over(self.xid);
     }

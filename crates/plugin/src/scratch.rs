@@ -41,7 +41,7 @@ impl StreamMemory {
     }
 }
 
-/// A part of a stream's memory, for what its owner has made. It goes with the stream's, or before.
+/// A part of a stream's memory, for its owner's data. It is freed with the stream's, or before.
 #[derive(Debug)]
 pub(super) struct PartMemory(StreamMemory);
 
@@ -51,7 +51,7 @@ impl PartMemory {
         Self(stream.below(name))
     }
 
-    /// The memory itself, for what goes with the owner.
+    /// The memory itself, for data that is freed with the owner.
     pub(super) fn get(&self) -> StreamMemory {
         self.0
     }
@@ -93,7 +93,7 @@ impl Scratch {
         self.memory.run(f)
     }
 
-    /// Free what was allocated.
+    /// Frees all allocations.
     #[inline]
     pub(super) fn reset(&self) {
         if self.used.replace(false) {

@@ -80,7 +80,7 @@ fn put_back(saved: Vec<(&'static CStr, CString)>) {
 /// Send functions convert text to the client's encoding (`pq_sendtext`), but a stream is in the
 /// server's. While this lives, the client's encoding is the server's.
 ///
-/// It is put back while unwinding too, unlike what other guards do: `SetClientEncoding` then only
+/// It is also restored while unwinding, unlike in other guards: `SetClientEncoding` then only
 /// assigns variables (both encodings were in use before), and a session must not be left with an
 /// encoding that its client does not know of.
 #[derive(Debug)]

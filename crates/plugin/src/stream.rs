@@ -1,5 +1,5 @@
-//! The format `gir`: the relations that a stream has met, what it has announced, the transaction in
-//! hand; and what a change makes of it. How finished frames leave is a [`Delivery`]'s.
+//! The format `gir`: the relations and announced schemas of a stream, its current transaction, and
+//! the records of a change. How finished frames leave is a [`Delivery`]'s.
 //!
 //! It belongs to the decoding context: it is dropped when that context's memory goes, also after an
 //! error, for which there is no callback.
@@ -105,7 +105,7 @@ impl GirStream {
         self.outbox.header_written();
     }
 
-    /// Send what has gathered, or say that nothing does.
+    /// Sends the gathered bytes, or reports progress if there are none.
     fn end_of_change(&mut self, ctx: Context<'_>, written: bool) {
         if written {
             let delivery = &mut *self.delivery;
@@ -152,7 +152,7 @@ impl GirStream {
         relations.refresh(relation, options, &tools.scratch)
     }
 
-    /// Tells the delivery which schemas may come again.
+    /// Reports to the delivery which schemas may be used again.
     #[inline]
     fn keep_schemas(&mut self) {
         if let Some(in_use) = self.relations.schemas_in_use(&mut self.outbox) {
@@ -191,8 +191,8 @@ impl GirStream {
         }
     }
 
-    /// Tell the outbox of a transaction that has committed. Returns whether it is none of the
-    /// reader's.
+    /// Begins a transaction that has committed, in the outbox. Returns whether the reader does not
+    /// get it.
     fn start_transaction(&mut self, txn: Transaction<'_>, origin: &str) -> bool {
         let time = txn.time();
         let source = classify(origin);
@@ -213,8 +213,8 @@ impl GirStream {
             || (self.options.only.as_ref()).is_some_and(|only| only.leaves_out(&source, origin_lsn))
     }
 
-    /// Tell the outbox of a transaction that is, or was, prepared. Returns whether it is none of
-    /// the reader's.
+    /// Begins a transaction that is, or was, prepared, in the outbox. Returns whether the reader
+    /// does not get it.
     fn start_prepared(
         &mut self,
         txn: Transaction<'_>,

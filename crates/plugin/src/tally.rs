@@ -1,9 +1,9 @@
 //! Writes by tenant of the transactions that a walsender decodes, until they commit. They count for
 //! the balancer of routing (`braid_node::tenant_load`).
 //!
-//! Only local changes count: those of other nodes count where they were written. A transaction that
-//! is decoded before it commits, in segments or prepared, counts when it does. A change that is
-//! rolled back never counts.
+//! Only local changes count: those of other nodes count at the node where they were written. A
+//! transaction that is decoded before it commits, in segments or prepared, counts when it commits.
+//! A change that is rolled back never counts.
 //!
 //! Memory is bounded. A current transaction has as many counters as the table. Of transactions that
 //! have not committed, [`PARTS`] with [`PART_COUNTERS`] each are remembered. Subtransactions are
@@ -139,7 +139,7 @@ impl Tally {
         }
     }
 
-    /// Takes out what is remembered of a transaction.
+    /// Removes and returns the writes of a transaction.
     fn take(&mut self, xid: u32) -> Vec<Writes> {
         if self.parts.is_empty() {
             return Vec::new();

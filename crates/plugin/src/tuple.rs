@@ -15,7 +15,7 @@ const NATTS_MASK: u16 = 0x07FF;
 /// `offsetof(HeapTupleHeaderData, t_bits)`.
 const BITS_OFFSET: usize = 23;
 
-/// First byte of a value that is stored elsewhere (`VARATT_IS_1B_E`).
+/// First byte of a value that is stored out of line (`VARATT_IS_1B_E`).
 const EXTERNAL: u8 = 0x01;
 /// `VARTAG_INDIRECT`: a pointer in memory.
 pub(super) const TAG_INDIRECT: u8 = 1;
@@ -42,7 +42,7 @@ pub(super) struct Corrupt;
 enum Slot {
     Null,
     Unavailable,
-    /// In the tuple: from here on, so many bytes.
+    /// In the tuple: from this offset on, so many bytes.
     Stored {
         start: usize,
         len: usize,
@@ -160,7 +160,7 @@ impl Slots {
     }
 }
 
-/// `VARSIZE_ANY`: bytes of a varlena, its header included. `None` for what is none.
+/// `VARSIZE_ANY`: bytes of a varlena, its header included. `None` if the bytes are none.
 #[inline]
 pub(super) fn varlena_len(bytes: &[u8]) -> Option<usize> {
     let first = *bytes.first()?;

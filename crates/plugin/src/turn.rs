@@ -8,19 +8,19 @@
 //! heard, and timeouts are looked at, [`TURN`] later at most.
 //!
 //! Invariants:
-//! - Only the loop itself has records read in this way, never what runs inside of reading or
-//!   decoding one: whatever can lead there from inside (a page of WAL that is waited for, a message
-//!   that is written, progress that is reported) is wrapped, and marks the process as [`BUSY`].
-//!   After an error the mark stays, until the next stream starts.
-//! - Up to what is flushed, less [`MARGIN`]: what waits for WAL, what says that all is sent, and
-//!   what ends with the server is the loop's. So it always has a record to read by itself, by which
-//!   it learns how far it has come.
+//! - Only the loop itself has records read in this way, never code that runs inside of reading or
+//!   decoding one. All calls that can lead to it from inside (a page of WAL that is waited for, a
+//!   message that is written, progress that is reported) are wrapped, and mark the process as
+//!   [`BUSY`]. After an error the mark stays, until the next stream starts.
+//! - Only up to the flushed position, less [`MARGIN`]: waiting for WAL, reporting that all is sent,
+//!   and the end of the server are the loop's. So it always has a record to read by itself, by
+//!   which it learns how far decoding is.
 //! - Not while the socket takes no more, and not once the stream was ended on this side.
 //!
-//! The functions through which a backend talks to its client (`PqCommMethods`) are there to be
-//! replaced; ours do what PostgreSQL's do, and those of a stream whose flushes wait
-//! ([`super::paced`]) leave out some, and while a large message is sent ([`super::bulk`]) they see
-//! to that. They are put back when the stream's state goes, also after an error.
+//! The functions through which a backend talks to its client (`PqCommMethods`) are made to be
+//! replaced. Ours do what PostgreSQL's do, with two exceptions: a stream whose flushes wait
+//! ([`super::paced`]) leaves out some, and a large message is sent by [`super::bulk`]. They are
+//! restored when the stream's state goes, also after an error.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::Relaxed};
@@ -88,7 +88,7 @@ impl Turn {
 }
 
 impl Drop for Turn {
-    /// Unlike what other guards do, also after an error: this only assigns variables, and a
+    /// Unlike in other guards, this also runs after an error: it only assigns variables, and a
     /// connection must not be left with our functions.
     fn drop(&mut self) {
         CONTEXT.store(std::ptr::null_mut(), Relaxed);
@@ -96,7 +96,7 @@ impl Drop for Turn {
     }
 }
 
-/// Do what belongs to reading or decoding a record.
+/// Runs work that belongs to reading or decoding a record.
 fn busy<T>(work: impl FnOnce() -> T) -> T {
     let before = BUSY.swap(true, Relaxed);
     let done = work();
@@ -104,8 +104,8 @@ fn busy<T>(work: impl FnOnce() -> T) -> T {
     done
 }
 
-/// Declares functions that stand in the place of PostgreSQL's own: if the body gives nothing, the
-/// original does what it would have done.
+/// Declares functions that stand in the place of PostgreSQL's own: if the body returns `None`, the
+/// original function runs.
 macro_rules! in_place {
     ($(
         $(#[doc = $doc:literal])*
@@ -185,7 +185,7 @@ fn leaves_enough(ctx: Context<'_>, end: pg_sys::XLogRecPtr) -> bool {
     come != 0 && come.saturating_add(MARGIN) < end
 }
 
-/// Read and decode records for some time, up to near the end of what there is to read.
+/// Reads and decodes records for some time, up to near the end of the readable WAL.
 fn read_on() {
     let raw = CONTEXT.load(Relaxed);
     if raw.is_null() || BUSY.load(Relaxed) {

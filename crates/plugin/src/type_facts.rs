@@ -4,8 +4,8 @@ use braid_postgres::encoding;
 use braid_postgres::syscache::{self, TypeRow, utf8_or_empty};
 use pgrx::pg_sys;
 
-/// Types below this OID have the same OID in every database of every version. (Those from here to
-/// 16383 get theirs when a cluster is made.)
+/// Types below this OID have the same OID in every database of every version. (Types from this one
+/// to 16383 get theirs when a cluster is created.)
 const FIRST_UNSTABLE_OID: u32 = 10_000;
 
 /// A type; of a domain, its base type.

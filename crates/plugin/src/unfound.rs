@@ -1,4 +1,5 @@
-//! Rows of `braid.unfound`: what found nothing at this node, and is passed on (`apply/unfound.rs`).
+//! Rows of `braid.unfound`: deletions and truncates that found nothing at this node, and are passed
+//! on (`apply/unfound.rs`).
 
 use braid_postgres::decoding::OwnTuple;
 use pgrx::datum::FromDatum;

@@ -55,8 +55,8 @@ fn has_none(txn: Transaction<'_>) -> bool {
     txn.origin_id != no_origin() || local_version::has_none(txn.xid)
 }
 
-/// Whether what is decoded is COMMIT PREPARED: what says its version was written by another
-/// transaction, just before. A record of a transaction's end is being decoded.
+/// Whether the record is COMMIT PREPARED: then another transaction, just before, wrote the row with
+/// its version. A record of a transaction's end is being decoded.
 fn was_prepared(ctx: Context<'_>) -> bool {
     let info = ctx.record().map_or(0, |record| record.header.xl_info);
     u32::from(info) & pg_sys::XLOG_XACT_OPMASK == pg_sys::XLOG_XACT_COMMIT_PREPARED
@@ -110,8 +110,8 @@ fn file_of_table() -> Option<u32> {
     Some(Described::find(table)?.view().file())
 }
 
-/// Do something under what is true now.
-/// In a transaction with a historic snapshot. No snapshot of a transaction is taken by `work`.
+/// Runs `work` under the catalogs as they are now. In a transaction with a historic snapshot.
+/// `work` takes no snapshot of a transaction.
 fn outside_of_history<T>(work: impl FnOnce() -> T) -> T {
     // SAFETY: with a historic snapshot, which is restored. The caches are emptied with either
     // snapshot, as the reorder buffer does it. An error ends the decoding, which tears the historic

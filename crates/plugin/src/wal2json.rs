@@ -1,4 +1,4 @@
-//! The format `wal2json`: what `braid_decoder::wal2json` says, over tuples and catalogs.
+//! The format `wal2json`: carries out `braid_decoder::wal2json`, over tuples and catalogs.
 //!
 //! Version 1 gathers a transaction in one message, up to what a message can hold, and goes on in
 //! another beyond that; all else is one message each. `outgoing` sees to both.
@@ -181,8 +181,8 @@ impl Wal2Json {
             row,
             fallback,
         };
-        // A row that enters a row filter has to be whole: what did not change comes from the old
-        // one as far as that has it.
+        // A row that enters a row filter has to be whole: unchanged values are taken from the old
+        // row, as far as that has them.
         let fallback = old.filter(|_| passed == ChangeKind::Insert);
         let (old, new) = (
             old.map(|row| image(row, None)),

@@ -228,8 +228,8 @@ fn alter(name: &str, dsn: Option<&str>, request: &Request, caller: pg_sys::Oid) 
     Ok(())
 }
 
-/// Write down what is to change of the subscription with this id. `connection`: number of its new
-/// connection string. `start_lsn`: where its new slot starts.
+/// Stores the changes of the subscription with this id. `connection`: number of its new connection
+/// string. `start_lsn`: where its new slot starts.
 fn store(id: &str, connection: Option<&str>, request: &Request, start_lsn: Option<&str>) {
     let mut arguments = vec![Some(id), connection, start_lsn];
     let texts = request.texts();

@@ -18,21 +18,21 @@ use super::failure::Failure;
 use super::options::texts;
 use super::{provider, required, run, text};
 
-/// Facts whose questions lock what they ask about until they are answered: the last value of a
-/// sequence is not to be had otherwise.
+/// Facts whose queries lock their objects until they are answered: the last value of a sequence
+/// can't be read otherwise.
 const LOCKING: [&str; 1] = ["sequences"];
-/// Of so many tables one such question asks at a time.
+/// Number of tables in one such query.
 const LOCKED_TABLES: usize = 200;
 
-/// One question and what came of it.
+/// One query and its answer.
 struct Answer {
     fact: String,
     /// JSON.
     answer: Option<String>,
-    /// Why there is no answer, and what to do.
+    /// Why there is no answer, and the user's next step.
     problem: Option<String>,
     hint: Option<String>,
-    /// When the question was sent, and when the answer was here: microseconds since 1970.
+    /// When the query was sent, and when the answer had arrived: microseconds since 1970.
     asked_at: i64,
     answered_at: i64,
 }
@@ -102,7 +102,7 @@ fn unreachable(failure: &Failure) -> Answer {
     }
 }
 
-/// Asks questions. One that fails leaves the others alone; a lost connection ends it.
+/// Runs the queries. One that fails does not affect the others; a lost connection ends it.
 fn ask(mut connection: Connection, facts: &[String], tables: &[String]) -> Vec<Answer> {
     connection.give_up_when_silent();
     let mut answers = vec![Answer::new("connection")];

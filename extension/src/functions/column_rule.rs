@@ -95,7 +95,7 @@ fn take_column_rule(content: Text, is_required: bool) {
         if !set(relation, &number, rule, &author) {
             return Ok(());
         }
-        // For those that receive from here what others have changed.
+        // For nodes that receive changes of others from this one.
         pass_on(&content);
         announce()
     });
@@ -139,7 +139,7 @@ fn parse(name: &str) -> Outcome<ColumnRule> {
     })
 }
 
-/// Of a column what its rules depend on.
+/// Query for the properties of a column on which its rules depend.
 const COLUMN: &str = "select c.oid::regclass::text, a.attnum::text, c.relkind = 'p' or c.relispartition, a.attgenerated <> '', a.atttypid::text, \
      format_type(a.atttypid, a.atttypmod), c.relreplident::text, \
      exists (select from pg_index i where i.indrelid = c.oid and i.indisprimary and i.indimmediate), \
@@ -244,7 +244,7 @@ fn check_column(relation: &str, column: &str, rule: Option<ColumnRule>) -> Outco
     Ok(number.to_owned())
 }
 
-/// Whether the rule is one for values of the type; if not, why, and what to do.
+/// Whether the rule is one for values of the type; if not, why, and the user's next step.
 fn check_type(type_id: &str, name: &str, rule: ColumnRule) -> Result<(), (String, &'static str)> {
     let type_id = pg_sys::Oid::from(type_id.parse::<u32>().unwrap_or(0));
     match rule {

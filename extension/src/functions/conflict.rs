@@ -142,7 +142,7 @@ fn take_conflict_resolution(content: Text) {
         if !set(&rule) {
             return Ok(());
         }
-        // For those that receive from here what others have changed.
+        // For nodes that receive changes of others from this one.
         pass_on(&content);
         announce()
     });
@@ -364,7 +364,7 @@ fn tell(rule: &Rule<'_>) {
     }
 }
 
-/// A row that is inserted is what is sent.
+/// Sends a rule: the output plugin sends each inserted row.
 pub(super) fn pass_on(content: &str) {
     query(
         "insert into braid.rule_change (content) values ($1)",

@@ -1,4 +1,4 @@
-//! A statement that is run on all nodes because somebody says so; those that a node runs by itself.
+//! Statements that a user has run on all nodes; and statements that a node runs by itself.
 
 use braid_node::ddl::{self, intent};
 use braid_postgres::encoding::Text;
@@ -12,7 +12,8 @@ use super::{in_recovery, on_standby, required, run, text};
 
 /// braid.replicate_ddl(statement text) returns void
 ///
-/// The statement runs with the rights and the search path of the caller, here and elsewhere.
+/// The statement runs with the rights and the search path of the caller, on this node and on the
+/// others.
 #[pg_extern(sql = false)]
 fn replicate_ddl(statement: Option<Text>) {
     if let Err(failure) = pass_on(|| replicate(text(statement))) {

@@ -1,5 +1,5 @@
-//! The event trigger that keeps the extension from being dropped while subscriptions are alive:
-//! their slots at the providers would stay and hold back WAL there for ever.
+//! The event trigger that keeps the extension from being dropped while subscriptions exist: their
+//! slots would stay at the providers and hold back WAL for ever.
 //!
 //! PostgreSQL calls it before DROP EXTENSION and DROP OWNED, of whatever; all but ours pass at
 //! once. DROP SCHEMA braid needs no guard: PostgreSQL refuses it, the schema being the extension's.
@@ -34,7 +34,7 @@ fn guard(command: Option<DropCommand>) -> Outcome<()> {
     };
     if drops_extension {
         check_nothing_left()?;
-        // Once it is dropped, the manager has nothing to do here and ends.
+        // Once it is dropped, the manager has nothing to do in this database and ends.
         wake_manager();
     }
     Ok(())

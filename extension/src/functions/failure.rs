@@ -163,8 +163,8 @@ impl Failure {
     }
 }
 
-/// The code of an error of another server; of one that is malformed 58000, an error of something
-/// outside.
+/// The code of an error of another server; for a malformed one 58000, an error of an external
+/// system.
 fn sqlstate_code(sqlstate: SqlState) -> PgSqlErrorCode {
     let is_code = |byte: &u8| byte.is_ascii_digit() || byte.is_ascii_uppercase();
     if sqlstate.code().iter().all(is_code) {

@@ -10,8 +10,8 @@ use super::run;
 
 /// braid.hold_table("relation" oid) returns void
 ///
-/// With its partitions. Those who could copy a table may hold it: who connects for replication, and
-/// may read it.
+/// With its partitions. A role that could copy a table may hold it: it may connect for replication,
+/// and read the table.
 #[pg_extern(sql = false)]
 fn hold_table(relation: pg_sys::Oid) {
     let caller = current_role();

@@ -21,7 +21,7 @@ fn ingest(
 ) -> TableIterator<'static, (name!(applied, i64), name!(skipped, i64))> {
     let done = run(|| {
         let node = local::require_node()?;
-        // Rows from elsewhere than the group's members are a user's writing.
+        // Rows of sources outside of the group count as a user's writes.
         if let Err(error) = read_only::check() {
             error.raise();
         }

@@ -1,4 +1,5 @@
-//! This database as a node: who it is, whether it still is, and the rows of its subscriptions.
+//! This database as a node: its identity, whether that still holds, and the rows of its
+//! subscriptions.
 
 use braid_bgworker::subscription_option::{self, Options};
 use braid_node::connection_string::{self, DSN};
@@ -15,9 +16,9 @@ pub struct LocalNode {
     pub name: String,
     /// The node's identity, a UUID.
     pub id: String,
-    /// Whether the server and database are still those that the node was created on. They are not
-    /// in a database that was restored from a dump or created from a template: that is a copy and
-    /// must not speak for the node.
+    /// Whether the server and database are still those that the node was created on. In a database
+    /// that was restored from a dump or created from a template they are not: that is a copy and
+    /// must not act as the node.
     pub identity_valid: bool,
 }
 
@@ -49,7 +50,7 @@ fn find(locking: &str) -> Option<LocalNode> {
     })
 }
 
-/// The local node, which must be there and must be itself.
+/// The local node, which must exist and have its own identity.
 pub fn require_node() -> Outcome<LocalNode> {
     check_node(find_node())
 }

@@ -1,4 +1,4 @@
-//! Whether published columns that a table does not have here are an error or left out.
+//! Whether published columns that a local table does not have are an error or left out.
 
 use braid_postgres::catalog::query;
 use braid_postgres::encoding::Text;

@@ -1,12 +1,11 @@
 //! The SQL functions. Run in the session that calls them.
 //!
 //! Each function checks its arguments with the caller's rights, then does its work with those of
-//! the extension's owner: who may call it at all is said by GRANT in the install script.
-//! search_path is pinned there as well, for every function. What a function changes takes effect at
-//! commit: nothing is created or dropped at a provider before it.
+//! the extension's owner. GRANTs in the install script decide which roles may call it. The script
+//! also pins the search_path of every function. Changes take effect at commit: nothing is created
+//! or dropped at a provider before it.
 //!
-//! The install script is kept by hand; `scripts/check-sql` compares it with what the library
-//! exports.
+//! The install script is kept by hand; `scripts/check-sql` compares it with the library's exports.
 
 mod activity;
 mod alter;
@@ -52,9 +51,9 @@ use pgrx::PgSqlErrorCode;
 
 use failure::{Failure, Outcome};
 
-/// Run a function's work with the rights of the extension's owner and raise what it fails with. An
-/// error of PostgreSQL, of users' code that runs in it as well, keeps all of its fields, unless
-/// there is a better one ([`explained`]).
+/// Runs a function's work with the rights of the extension's owner and raises its errors. An error
+/// of PostgreSQL, of users' code that runs in it as well, keeps all of its fields, unless there is
+/// a better one ([`explained`]).
 fn run<T>(work: impl FnOnce() -> Outcome<T>) -> T {
     match error::catch(|| read_only::allowing(|| with_rights(Rights::ExtensionOwner, work))) {
         Ok(Ok(value)) => value,
@@ -80,7 +79,7 @@ fn explained(error: &PgError) -> Option<Failure> {
     if is_write && in_recovery() {
         return Some(on_standby().detail(format!("PostgreSQL reported: {}.", error.message)));
     }
-    // A transaction with an older snapshot has met a row that another session has changed.
+    // A transaction with an older snapshot has read a row that another session has changed.
     if error.sqlstate == SqlState::SerializationFailure {
         let reported = format!("PostgreSQL reported: {}.", error.message);
         return Some(changed_meanwhile().detail(reported));
@@ -125,19 +124,19 @@ fn lock_rules(table: &str) {
     query(&lock, &[]);
 }
 
-/// An argument of type name that must be there.
+/// A required argument of type name.
 fn required_name(value: Option<&CStr>, argument: &str) -> Outcome<String> {
     value
         .map(utf8_string)
         .ok_or_else(|| Failure::null_argument(argument))
 }
 
-/// An argument of type text, if it is there.
+/// An optional argument of type text.
 fn text(value: Option<Text>) -> Option<String> {
     value.map(|Text(text)| text)
 }
 
-/// An argument that must be there.
+/// A required argument.
 fn required<T>(value: Option<T>, argument: &str) -> Outcome<T> {
     value.ok_or_else(|| Failure::null_argument(argument))
 }

@@ -36,8 +36,8 @@ pub fn create(name: &str, dsn: &str) -> Outcome<()> {
     check_name(name, "node")?;
     libpq::check_connection_string(dsn).map_err(|error| Failure::malformed_dsn(&error))?;
     server::check_for_node()?;
-    // One at a time: two sessions that both find no local node would meet in the unique index with
-    // a less helpful error.
+    // One at a time: two sessions that both find no local node would conflict in the unique index,
+    // with a less helpful error.
     query("lock table braid.node in share row exclusive mode", &[]);
     if let Some(node) = local::find_node() {
         return Err(
@@ -160,8 +160,8 @@ fn slots() -> Vec<Slot> {
     found.iter().filter_map(slot).collect()
 }
 
-/// The slots that subscriptions of a peer read: those whose names begin as its do, and not as a
-/// longer name's of another peer.
+/// The slots that subscriptions of a peer read: those whose names begin with its name, but not with
+/// a longer name of another peer.
 fn slots_of(peer: &str) -> Vec<Slot> {
     let own = slot_name::prefix_of(peer);
     let others: Vec<String> = local::column(&query("select node_name from braid.node", &[]))
@@ -208,9 +208,9 @@ fn forget_upgrades() {
     }
 }
 
-/// In another server than the node's, the numbers of its origins are nobody's, or another's. Then
-/// what rows of Braid's tables say by these numbers goes too. In the node's own server they still
-/// say who wrote the rows that were copied.
+/// In another server than the node's, the numbers of its origins are unused, or belong to others.
+/// Then rows of Braid's tables that refer to these numbers are removed too. In the node's own
+/// server the numbers still say which node wrote the rows that were copied.
 fn forget_origins() {
     let gone = query(
         "delete from braid.origin o where not exists (select from pg_replication_origin r \

@@ -1,5 +1,5 @@
-//! The options of a subscription that create_subscription and alter_subscription have in common,
-//! and what they may be.
+//! The options that create_subscription and alter_subscription have in common, and their valid
+//! values.
 
 use braid_bgworker::subscription_option::{Options, Value};
 use braid_postgres::encoding::Text;
@@ -23,7 +23,7 @@ pub fn choice<T: Value>(option: &str, text: &str) -> Outcome<T> {
     })
 }
 
-/// The limit of changes in a piece; 22023 below 0.
+/// The limit of changes in a chunk; 22023 below 0.
 pub fn limit(split_transactions_above: Option<i32>) -> Outcome<Option<u32>> {
     split_transactions_above
         .map(u32::try_from)

@@ -1,5 +1,5 @@
-//! Working as somebody else for the rest of a transaction: reading a table as its owner, for
-//! another node that copies or compares it, and calling what another role has written.
+//! Working with another role's rights for the rest of a transaction: reading a table as its owner,
+//! for another node that copies or compares it, and calling code that another role has written.
 
 use std::cell::Cell;
 use std::sync::Once;
@@ -63,9 +63,9 @@ fn as_owner(relation: pg_sys::Oid) -> Result<bool, Failure> {
 
 /// braid.confine("role" oid) returns boolean
 ///
-/// Has a superuser's transaction, or what a block of PL/pgSQL rolls back, run with the rights of
-/// another role, confined to these: what that role has written is about to be called. Returns
-/// false, and changes nothing, for others, who have no such rights to lose.
+/// Has a superuser's transaction, or the part that a block of PL/pgSQL rolls back, run with the
+/// rights of another role, confined to these: code of that role is about to be called. Returns
+/// false, and changes nothing, for other roles, which have no such rights to lose.
 #[pg_extern(sql = false)]
 fn confine(role: pg_sys::Oid) -> bool {
     let caller = ActingRole::now();

@@ -78,7 +78,7 @@ fn running(name: &str) -> Outcome<String> {
     Ok(rows.get(0, 2).unwrap_or_default().to_owned())
 }
 
-/// Have what is asked for tried when the subscription runs again.
+/// Has the request carried out when the subscription runs again.
 fn retry_later(name: &str, parked_id: Option<i64>) -> Outcome<i64> {
     let subscription = local::lock_subscription(name)?;
     let id = parked_id.map(|id| id.to_string());
@@ -155,7 +155,7 @@ fn retry(name: &str, parked_id: Option<i64>) -> Outcome<i64> {
     Ok(i64::try_from(applied).unwrap_or(i64::MAX))
 }
 
-/// Say what is still parked of what was asked for.
+/// Reports which of the requested transactions are still parked.
 fn report(name: &str, subscription: &str, wanted: Option<&str>) {
     let left = query(
         "select parked_id, error_message, waits_for, count(*) over () from braid.parked_transaction \

@@ -1,4 +1,5 @@
-//! Positions in WAL as users see them: `sync_event` here, `wait_for_event` at the subscribers.
+//! Positions in WAL as users see them: `sync_event` on this node, `wait_for_event` at the
+//! subscribers.
 
 use std::ffi::CStr;
 
@@ -14,8 +15,8 @@ use super::{local, required, required_name, run};
 /// braid.sync_event() returns pg_lsn
 ///
 /// The message is not transactional, so it is in WAL at once, behind every commit that this session
-/// could have seen; its end is the position. It gives subscribers something to receive, and is
-/// flushed because walsenders send only what is.
+/// could have seen; its end is the position. It gives subscribers something to receive. It is
+/// flushed because walsenders only send flushed WAL.
 #[pg_extern(sql = false)]
 fn sync_event() -> i64 {
     run(|| {

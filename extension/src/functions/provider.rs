@@ -51,8 +51,8 @@ pub struct PublishedColumn {
 /// Published tables: schema and name, and the columns.
 pub type PublishedTables = BTreeMap<(String, String), Vec<PublishedColumn>>;
 
-/// Connect on behalf of `caller`, who must bring a password unless a superuser: the server's
-/// operating system user, as whom workers connect, may be let in where the caller would not be.
+/// Connects on behalf of `caller`, who must bring a password unless a superuser. Workers connect as
+/// the server's operating system user, who may be let in where the caller would not be.
 pub fn connect(dsn: &str, caller: pg_sys::Oid) -> Outcome<Connection> {
     braid_postgres::libpq::check_connection_string(dsn)
         .map_err(|error| Failure::malformed_dsn(&error))?;
@@ -346,8 +346,8 @@ impl Provider {
         .hint("Give the table the same column list in all publications of the subscription."))
     }
 
-    /// Checks that changes of rows bring what identifies the rows: no replica identity has a
-    /// generated column that is not sent.
+    /// Checks that changes of rows identify the rows: no replica identity has a generated column
+    /// that is not sent.
     fn check_identities(&mut self, publications: &[String]) -> Outcome<()> {
         // Before version 18, generated columns are listed in some cases but never sent.
         let unsent = if self.connection.server_version() < 180_000 {

@@ -15,7 +15,7 @@ pub struct ChosenSlot {
     pub start_lsn: Option<String>,
 }
 
-/// The slot named, which must be there or free according to `create_slot`; without a name, one that
+/// The named slot, which must exist or be free according to `create_slot`; without a name, one that
 /// is free.
 pub fn choose_slot(
     subscription: &str,

@@ -285,7 +285,7 @@ fn drop(name: &str, drop_slot: bool) -> Outcome<()> {
     Ok(())
 }
 
-/// Transactions that are prepared here for a subscription, by name.
+/// Transactions that are prepared on this node for a subscription, by name.
 pub fn prepared_for(subscription: &local::Subscription) -> Vec<String> {
     let id = subscription.id.parse().unwrap_or(0);
     local::column(&query(

@@ -311,7 +311,7 @@ fn ignores_missing(oid: &str, option: bool) -> bool {
     }
 }
 
-/// Checks that no partition is a foreign table, which the copy would meet.
+/// Checks that no partition is a foreign table, which can't be copied into.
 fn check_partitions(target: &Target) -> Outcome<()> {
     if !target.partitioned {
         return Ok(());
@@ -369,7 +369,7 @@ pub fn add(subscription_id: &str, target: &Target, to_copy: bool) -> bool {
     !added.is_empty()
 }
 
-/// Bring braid.subscription_table in step with what is published. Returns what changed.
+/// Updates braid.subscription_table to the published tables. Returns the changes.
 pub fn refresh(
     subscription: &Subscription,
     provider: &mut Provider,
@@ -380,7 +380,7 @@ pub fn refresh(
         "select relation::oid from braid.subscription_table where subscription_id = $1::integer",
         &[Some(&subscription.id)],
     ));
-    // Tables that are there already may have rows.
+    // Tables that exist already may have rows.
     let known: HashSet<&str> = present.iter().map(String::as_str).collect();
     let (old, new): (PublishedTables, PublishedTables) =
         published.into_iter().partition(|((schema, table), _)| {

@@ -12,7 +12,7 @@ use super::failure::{Failure, Outcome, notice};
 use super::waiting::{Progress, wait_until};
 use super::{local, required, run, server, wake_manager};
 
-/// Peers' slots here.
+/// This node's slots that peers read.
 const PEERS_SLOTS: &str = "plugin = 'braid' and database = current_database() and not temporary and slot_name !~ '^braid_deletions_'";
 
 /// braid.await_peers(timeout interval) returns pg_lsn

@@ -1,4 +1,4 @@
-//! Waiting in a session for what the workers commit.
+//! Waiting in a session for commits of the workers.
 
 use std::ffi::CStr;
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ const POLL: Duration = Duration::from_millis(50);
 pub enum Progress {
     /// The awaited state is reached.
     Reached,
-    /// Not yet; a sentence that says what is missing.
+    /// Not yet; a sentence about the missing part.
     Waiting(String),
 }
 

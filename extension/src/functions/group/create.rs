@@ -119,9 +119,9 @@ pub(super) fn become_node(
     Ok((node, known))
 }
 
-/// Gives the role in this node's connection string what other members need by it. No such role, or
-/// none in the string: nothing, and who connects finds out what is missing. Returns what to tell
-/// the user if the call goes well.
+/// Gives the role in this node's connection string the rights that other members need. If there is
+/// no such role, or none in the string, it does nothing: then the connecting member finds out what
+/// is missing. Returns a notice for the user if the call goes well.
 pub(super) fn give_rights(dsn: &str) -> Option<String> {
     let role = libpq::connection_keyword(dsn, "user")?;
     let missing = query(

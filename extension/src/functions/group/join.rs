@@ -122,7 +122,7 @@ fn become_member(
     source.check_identity(&node)?;
     source.check_server(true)?;
     check_both(&member_dsn, mode)?;
-    // On the way that the other members will take: what doesn't connect now won't later.
+    // Over the connections that the other members will use: one that fails now would fail later.
     let contacts = source.ask(
         "select group_id, group_name, publications, member_id, node_number, node_name, node_id, role, state, dsn, braid_version, \
                 postgres_version, since_index, is_self from braid.group_contacts()",

@@ -31,7 +31,7 @@ fn leave_group() {
             &[Some(&me.to_string())],
         );
         if others.is_empty() {
-            // Nobody is left who would have to agree.
+            // No other member is left that would have to agree.
             query("select braid.forget_members()", &[]);
             connection_string::forget_unused();
         } else {
@@ -92,7 +92,7 @@ fn abort_join() {
                 &[Some(&slot)],
             );
         }
-        // Those that this node subscribed to were noted, with their connection strings.
+        // The nodes to which this one subscribed were stored, with their connection strings.
         query(
             "delete from braid.node n using braid.group_member m \
               where n.node_id = m.node_id and not n.is_local \
@@ -106,7 +106,7 @@ fn abort_join() {
     });
 }
 
-/// Has another member ask the group to remove this one, and drops slots for this one there.
+/// Has another member ask the group to remove this one, and drops its slots for this one.
 fn remove_by_others(me: MemberId, members: &Rows, caller: pg_sys::Oid) -> Outcome<()> {
     let question = request::question(Command::RemoveMember { member: me })?;
     let own = local::require_node()?.name;
@@ -312,7 +312,7 @@ fn forget_group(abandon: Option<bool>) {
     });
 }
 
-/// Drops the slots here that members read, if they do not read them at this moment.
+/// Drops this node's slots that members read, if they do not read them at this moment.
 fn drop_slots_of_members() -> Outcome<()> {
     let own = local::require_node()?.name;
     let members = query(
@@ -334,9 +334,9 @@ fn drop_slots_of_members() -> Outcome<()> {
     Ok(())
 }
 
-/// Ends what this node receives from the members. They drop the slots for it, once nobody reads
-/// these; a new member that gets its name has slots of the same names. The subscriptions stay for
-/// `braid.compare`, which needs their connection strings.
+/// Ends the subscriptions of this node to the members. They drop the slots for it, once nobody
+/// reads these; a new member that gets its name has slots of the same names. The subscriptions stay
+/// for `braid.compare`, which needs their connection strings.
 fn disable_subscriptions() {
     let disabled = local::column(&query(
         "update braid.subscription s set enabled = false, former_member = true \

@@ -1,7 +1,7 @@
-//! Groups: creating, joining, leaving, and what members ask of each other.
+//! Groups: creating, joining, leaving, and the functions that members call at each other.
 //!
-//! These functions write what is wanted and wait for what is agreed. The rest happens in the group
-//! worker and the steps process (`braid_workers::group`), after commit.
+//! These functions propose changes and wait for agreement. The rest happens in the group worker and
+//! the steps process (`braid_workers::group`), after commit.
 //!
 //! | file | functions |
 //! |---|---|
@@ -10,7 +10,7 @@
 //! | `peer.rs` | that members call at each other |
 //! | `progress.rs` | waiting, and the view of the group |
 //! | `sequence.rs` | of sequences |
-//! | `source.rs` | none: what a database that joins is refused for |
+//! | `source.rs` | none: the reasons why a database may not join |
 //! | `standing.rs` | members that take no writes, or rest |
 
 mod create;

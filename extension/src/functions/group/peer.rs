@@ -182,8 +182,8 @@ fn group_remove(request: Option<Vec<u8>>) {
 
 /// braid.group_hold(member bigint, for_member bigint) returns text
 ///
-/// From here on this node confirms no more to a member that is away than it has of it, so that its
-/// slot there can be copied for another member. Words: that position, since when changes may be
+/// From now on this node confirms no more to a member that is away than the member has, so that the
+/// member's slot can be copied for another member. Words: that position, since when changes may be
 /// missing (microseconds since 1970), the slot, the system identifier and the database's OID.
 #[pg_extern(sql = false)]
 fn group_hold(member: Option<i64>, for_member: Option<i64>) -> Text {

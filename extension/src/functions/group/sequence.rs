@@ -208,7 +208,7 @@ fn values_now(relation: u32, known: &Values) -> Values {
     values
 }
 
-/// Prepares what the group is to agree on: numbers that no member has used.
+/// Prepares the group's agreement: numbers that no member has used.
 fn share(
     me: MemberId,
     known: &Sequence,
@@ -294,7 +294,7 @@ fn check_numbers(known: &Sequence, kind: Kind, size: u64) -> Outcome<()> {
     Ok(())
 }
 
-/// The sequence at each member with data. All have to answer: one that does not may have used any
+/// The sequence at each member with data. All have to answer: a silent member may have used any
 /// value.
 fn of_all_members(key: &str, name: &str, caller: pg_sys::Oid) -> Outcome<Vec<There>> {
     let mut all = vec![find_there(&query(FACTS, &[]), key, name, "this node")?];
@@ -364,8 +364,8 @@ fn snowflake53(sequence: Option<pg_sys::Oid>) -> i64 {
     next(sequence, SAFE_LINE)
 }
 
-/// braid.take_sequence_positions(content text): what an applier does with positions of another
-/// node. JSON in UTF-8, as hexadecimal digits.
+/// braid.take_sequence_positions(content text): takes over positions of another node, for an
+/// applier. JSON in UTF-8, as hexadecimal digits.
 #[pg_extern(sql = false)]
 fn take_sequence_positions(content: Option<Text>) {
     run(|| {

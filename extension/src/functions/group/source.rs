@@ -3,7 +3,7 @@
 //!
 //! The member is asked over its own connection string, as the steps will ask it.
 //!
-//! Not for: what `braid.check` finds, which `join.rs` asks for.
+//! Not for: the findings of `braid.check`, which `join.rs` asks for.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -87,8 +87,8 @@ const FACTS: &str = "select c.system_identifier::text, d.oid::text, d.datname::t
       from pg_catalog.pg_control_system() c cross join pg_catalog.pg_database d \
      where d.datname = pg_catalog.current_database()";
 
-/// Checks that a connection string leads to this database, as far as this server can tell: other
-/// members may have a way here that it has not.
+/// Checks that a connection string leads to this database, as far as this server can find out:
+/// other members may be able to reach it although this server is not.
 pub(super) fn check_own(dsn: &str) -> Outcome<()> {
     let there = match facts(dsn) {
         Ok(there) => there,
@@ -476,7 +476,8 @@ fn list(all: &[String]) -> String {
     words
 }
 
-/// Checks that the roles are here which own something in the member's schema, or have rights on it.
+/// Checks that the roles exist on this node which own something in the member's schema, or have
+/// rights on it.
 fn check_roles(member: &mut Provider) -> Outcome<()> {
     let named = member.ask(
         "select distinct r.rolname from pg_shdepend d join pg_roles r on r.oid = d.refobjid \

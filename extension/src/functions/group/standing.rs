@@ -1,5 +1,5 @@
-//! set_read_only, begin_maintenance and end_maintenance: what the group has agreed of a member that
-//! stays one.
+//! set_read_only, begin_maintenance and end_maintenance: states of a member that the group agrees
+//! on and that stays a member.
 
 use std::ffi::CStr;
 

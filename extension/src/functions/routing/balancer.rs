@@ -1,8 +1,8 @@
 //! set_balancer, and the rows of braid.tenant_load.
 //!
-//! A balancer that is turned on first decides from what tenants have stored. Each member counts its
-//! rows, of a sample of blocks if there are many, and the session adds them up. If a member can't
-//! be reached, storage does not count: large tenants are found when they write.
+//! A balancer that is turned on first decides from the rows that tenants have stored. Each member
+//! counts its rows, of a sample of blocks if there are many, and the session adds them up. If a
+//! member can't be reached, storage does not count: large tenants are found when they write.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -10,8 +10,8 @@
 //! that takes `a` for `A` breaks that, and so does `tenant::text` over a `numeric`, of which `1.0`
 //! and `1.00` are equal.
 //!
-//! Reads only. The expressions, and what the planner folds of them, are read with the rights of the
-//! table's owner, confined ([`TableExpression`]).
+//! Reads only. The expressions, and the functions in them that the planner folds, are read with the
+//! rights of the table's owner, confined ([`TableExpression`]).
 
 use braid_bgworker::sql_text::quote_identifier;
 use braid_bgworker::sqlstate::SqlState;
@@ -94,7 +94,7 @@ fn check_owner(relation: pg_sys::Oid, caller: pg_sys::Oid) -> Outcome<()> {
 /// # Errors
 /// One reason why it can't, with a hint. 42809 and 0A000 for kinds of tables and keys that can't be
 /// routed, 42P17 and PostgreSQL's own for expressions, 42804 for a type of `created`, 55000 for
-/// what the table lacks.
+/// missing properties of the table.
 pub fn check_routable(relation: pg_sys::Oid, keys: &RoutedKeys) -> Result<Vec<String>, PgError> {
     let Some(open) = Relation::try_open(relation, LockMode::AccessShare) else {
         return Err(

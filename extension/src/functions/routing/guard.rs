@@ -1,8 +1,8 @@
-//! The guard of routed tables, which is called for each row that is inserted or updated, and what
-//! tells a copy which rows a member gets.
+//! The guard of routed tables, which is called for each row that is inserted or updated, and
+//! functions that decide for a copy which rows a member gets.
 //!
-//! No user code runs here. PostgreSQL evaluates the arguments before the call, as the role that
-//! writes.
+//! This module runs no user code. PostgreSQL evaluates the arguments before the call, as the role
+//! that writes.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -237,7 +237,7 @@ fn candidate(
 /// braid.is_at(node text, relation regclass, tenant "any", record "any", created timestamptz)
 #[pg_extern(sql = false)]
 fn is_at(fcinfo: pg_sys::FunctionCallInfo) -> bool {
-    // SAFETY: as above.
+    // SAFETY: PostgreSQL's own call of the function with these arguments.
     match unsafe { holds(fcinfo) } {
         Ok(holds) => holds,
         Err(error) => error.raise(),
@@ -272,7 +272,7 @@ unsafe fn holds(fcinfo: pg_sys::FunctionCallInfo) -> Result<bool, PgError> {
 /// braid.shard_of(relation regclass, tenant "any", record "any", created timestamptz)
 #[pg_extern(sql = false)]
 fn shard_of(fcinfo: pg_sys::FunctionCallInfo) -> i32 {
-    // SAFETY: as above.
+    // SAFETY: PostgreSQL's own call of the function with these arguments.
     let shard = unsafe { Call::read(fcinfo, 0) }.and_then(|call| {
         let known = routing::known().ok_or_else(nothing_known)?;
         let name = name_of(call.table)?;

@@ -22,9 +22,9 @@ use super::super::group::peer::check_peer;
 use super::super::{in_recovery, on_standby, required, run, text};
 use super::check::{RoutedKeys, check_routable};
 
-/// How long a member waits for what the group has agreed.
+/// How long a member waits for a change that the group has agreed.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// A lock on the table is waited for that long.
+/// Time limit of a wait for a lock on the table.
 pub(super) const LOCK_TIMEOUT: &str = "set local lock_timeout = '10s'";
 
 /// The table of a name, as the log has it.
@@ -278,8 +278,8 @@ fn group_route_digest(relation: Option<Text>) -> Text {
 
 /// braid.group_route_clear(relation text)
 ///
-/// Deletes the rows of other nodes, here alone. All nodes must have all rows that were written
-/// before their guards.
+/// Deletes the rows of other nodes, on this node alone. All nodes must have all rows that were
+/// written before their guards.
 #[pg_extern(sql = false)]
 fn group_route_clear(relation: Option<Text>) -> i64 {
     let caller = current_role();
@@ -429,8 +429,8 @@ fn group_route_touch(
 
 /// braid.group_route_drop(relation text, shard integer, from_block bigint, to_block bigint)
 ///
-/// Deletes the rows of a shard in these blocks, here alone, if this node no longer has the shard.
-/// Returns how many.
+/// Deletes the rows of a shard in these blocks, on this node alone, if this node no longer has the
+/// shard. Returns how many.
 #[pg_extern(sql = false)]
 fn group_route_drop(
     relation: Option<Text>,
@@ -555,7 +555,7 @@ fn count(sql: &str) -> Outcome<i64> {
         .unwrap_or(0))
 }
 
-/// Deletes rows here alone: neither sent on nor counted as a deletion.
+/// Deletes rows on this node alone: neither sent on nor counted as a deletion.
 fn delete_here(table: &str, condition: &str) -> Outcome<i64> {
     if session_origin::get() != 0 {
         return Err(Failure::state(

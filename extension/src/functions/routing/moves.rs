@@ -8,12 +8,12 @@
 //! | `Begin` | F sends changes of the shard to T as well | F, some T | F |
 //! | touch | F writes each row of the shard again, block by block, so that it is sent | F, T | F |
 //! | `Switch` | clients go to T; F takes writes of those that do not know it yet | F, T | T |
-//! | exchange | F and T have what the other one got last | F, T | T |
+//! | exchange | F and T each receive the last changes of the other one | F, T | T |
 //! | `Finish` | F refuses the shard's rows | F, T | T |
 //! | drop | F waits for its older transactions, and deletes the rows, for itself alone | T | T |
 //!
-//! A row that is written during the move reaches T twice: with the touch and by itself. The newer
-//! version wins there, as in any conflict.
+//! A row that is written during the move reaches T twice: with the touch and by itself. At T the
+//! newer version wins, as in any conflict.
 
 use std::time::{Duration, Instant};
 
@@ -178,7 +178,7 @@ impl Moving {
             shard: self.shard,
             step,
         }))?;
-        // Each member shows the step: what it sends and refuses from here on goes by it.
+        // Each member shows the step: from now on it decides which rows are sent and refused.
         for member in &mut self.members {
             member.ask(&format!(
                 "select braid.group_route_moved({}, {}, '{}')",
@@ -227,7 +227,8 @@ impl Moving {
             return Ok(());
         }
         if let Some(source) = self.sources()?.first().copied() {
-            // What nodes of the former set have from each other is with the one that writes.
+            // The changes that nodes of the former set have from each other have reached the node
+            // that writes.
             exchange(&mut self.members)?;
             self.by_blocks(source, "touch")?;
             exchange(&mut self.members)?;
@@ -290,7 +291,7 @@ impl Moving {
                 wait_for_older(member)?;
             }
         }
-        // What these transactions wrote has gone to the new set.
+        // The writes of these transactions have reached the new set.
         exchange(&mut self.members)?;
         for place in others {
             self.by_blocks(place, "drop")?;

@@ -11,7 +11,7 @@
 //! | 5 | the group agrees that the table takes rows (`Close`, `Open`) | each at its home |
 //!
 //! Routing ends in the reverse order: the group agrees that the table takes no rows (`Shut`); all
-//! members have what was written before; each drops its guard; the group forgets the table
+//! members receive the earlier writes; each drops its guard; the group forgets the table
 //! (`Unroute`). So a change from under a guard is sent by the map by which it was written.
 //!
 //! The session connects to each member, itself included, and holds no lock on the table meanwhile.
@@ -167,7 +167,7 @@ fn route_table(
         if has_rows {
             send_home(&mut members, &name)?;
         }
-        // What is there keeps its place: no rule counts for it.
+        // Existing rows keep their places: no rule applies to them.
         close(Time(timestamp::now()))?;
         ask(Command::Route(Entry::Open {
             table: name.clone(),
@@ -296,7 +296,7 @@ fn prepare(
     }
 }
 
-/// Waits until each member has what each other one has committed by now.
+/// Waits until each member has received all commits of each other one so far.
 pub(super) fn exchange(members: &mut [Member]) -> Outcome<()> {
     let mut events = Vec::new();
     for member in members.iter_mut() {
@@ -405,7 +405,8 @@ fn unroute_table(relation: Option<pg_sys::Oid>, rows: Option<Text>) {
             }))?;
         }
         if before.table(&name).is_some() {
-            // What was written under the guards has gone to its nodes before these are forgotten.
+            // The rows that were written under the guards must have reached their nodes before
+            // these are forgotten.
             wait_all(&mut members, &table, "prepared")?;
             exchange(&mut members)?;
         }

@@ -87,8 +87,8 @@ pub(super) fn remove(members: &mut [Member], name: &TableName) -> Outcome<()> {
     Ok(())
 }
 
-/// The roles that have a user mapping for the other nodes here, with its options, and the caller:
-/// as JSON. A node that lacks a mapping gets it.
+/// The roles that have a user mapping on this node for the other nodes, with its options, and the
+/// caller: as JSON. A node that lacks a mapping gets it.
 fn users(caller: pg_sys::Oid) -> String {
     let found = query(
         "select pg_catalog.jsonb_agg(pg_catalog.jsonb_build_object('role', k.role, 'options', pg_catalog.to_jsonb(k.options)))::text \

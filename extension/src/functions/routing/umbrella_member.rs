@@ -113,7 +113,7 @@ impl Umbrella {
     }
 }
 
-/// The sets that an umbrella has partitions for: those that have shards, or nodes.
+/// The sets for which an umbrella has partitions: those that have shards, or nodes.
 fn wanted<'r>(agreed: &Agreed, routed: &'r RoutedTable) -> Vec<&'r NodeSet> {
     let map = routed.map();
     let has_shards = |set: &NodeSet| {
