@@ -1,10 +1,11 @@
 # Braid's one entry: build, install, test, demonstrate, measure.
 #
-#   make && make install          with the PostgreSQL that pg_config belongs to
-#   make test [PG_CONFIG=...] what every change has to pass; installs what is missing first;
-#   SUITES="regress tap" for some of it make test-all every test on every major, with new seeds:
-#   hours make soak rare faults, for as long as it is told make demo [KEEP=1] three writable nodes
-#   that converge, before your eyes
+#   make && make install        with the PostgreSQL that pg_config belongs to
+#   make test [PG_CONFIG=...]   what every change has to pass; installs what is missing first;
+#                               SUITES="regress tap" for some of it
+#   make test-all               every test on every major, with new seeds: hours
+#   make soak                   rare faults, for SOAK_MINUTES each
+#   make demo [KEEP=1]          three writable nodes that converge, before your eyes
 #
 # The library is built by cargo; PGXS says where things go.
 

@@ -447,11 +447,12 @@ create table braid.copied_position (
 );
 comment on table braid.copied_position is 'how much of other nodes'' transactions copies have that came from elsewhere';
 
--- Rows that have lost to another one under a further unique key, as long as the other nodes are not
--- told. To tell them a row here is deleted, in a transaction of this node's own: the output plugin
--- makes of that the deletion of the row that lost, with the version that stands here, "version_at"
--- microseconds since 1970-01-01 UTC by the node "origin". "displaced" is a heap tuple of the
--- relation, of which at least the key is there; so no one but the extension may write here.
+-- Rows that have lost to another one under a further unique key, as long as their deletion is not
+-- announced to the other nodes. To announce it, a row of this table is deleted, in a transaction of
+-- this node's own. The output plugin turns that into the deletion of the losing row, with the
+-- version in this table: "version_at" microseconds since 1970-01-01 UTC by the node "origin".
+-- "displaced" is a heap tuple of the relation, with at least its key; so only the extension may
+-- write to the table.
 create table braid.displacement (
     relation oid not null,
     version_at bigint not null,
@@ -500,10 +501,10 @@ create table braid.split_progress (
 ) with (fillfactor = 30);
 comment on table braid.split_progress is 'transactions of which only the first pieces are committed';
 
--- Transactions that are set aside since they can't be applied, or have to wait for one that can't.
--- Written by the applier that has one in hand, in the commit that moves the subscription's position
--- past it; removed in the commit that applies it. One that was given up stays for as long as
--- conflicts are kept; that of a dropped subscription too, hence no foreign key.
+-- Transactions that are parked since they can't be applied, or have to follow a parked one. Written
+-- by the applier whose current transaction it is, in the commit that moves the subscription's
+-- position past it; removed in the commit that applies it. A transaction that was given up stays
+-- for as long as conflicts are kept. So do those of a dropped subscription, hence no foreign key.
 create table braid.parked_transaction (
     parked_id bigint generated always as identity primary key,
     subscription_id integer not null,
@@ -660,7 +661,7 @@ create table braid.conflict_total (
 );
 comment on table braid.conflict_total is 'how many conflicts there were, by subscription, table and kind';
 
--- What a conflict function is told besides the rows.
+-- The argument of a conflict function besides the rows.
 create type braid.conflict as (
     kind text,
     relation regclass,
@@ -669,8 +670,8 @@ create type braid.conflict as (
     local_origin name,
     remote_timestamp timestamptz,
     remote_origin name,
-    -- Rows in the way of the remote one besides the local one, as a jsonb array; null where there
-    -- are none.
+    -- Rows that block the remote one besides the local one, as a jsonb array; null if there are
+    -- none.
     others jsonb
 );
 comment on type braid.conflict is 'what a conflict function is told besides the rows: the kind, the key, both versions, further rows in the way';
@@ -710,7 +711,7 @@ create table braid.conflict_rule (
     -- all of them.
     set_at timestamptz,
     set_by name collate "C",
-    -- It counts on all nodes, or the word that there is none does: a node that joins is told.
+    -- The rule, or its absence, counts on all nodes: a node that joins receives it.
     on_all_nodes boolean not null default false,
     unique nulls not distinct (relation, kind),
     check ((resolution = 'function') = (function_id is not null))
@@ -839,9 +840,9 @@ create table braid.former_table (
 create index former_table_relation on braid.former_table (relation);
 comment on table braid.former_table is 'tables here, by the names from before statements that were replicated';
 
--- Rows with values that this node has computed, as a statement of another node was run here, and
--- that the other nodes are not told yet: those of "relation" which the transaction "xid" (without
--- its epoch) has written and that were not updated since.
+-- Rows with values that this node has computed, as it ran a statement of another node, and that are
+-- not sent to the other nodes yet: those of "relation" which the transaction "xid" (without its
+-- epoch) has written and that were not updated since.
 create table braid.own_value (
     relation oid not null,
     xid bigint not null,
@@ -1192,9 +1193,10 @@ create table braid.sequence (
     is_applied boolean not null default false,
     problem text,
     hint text,
-    -- Of kind follow: the value to which the sequence was moved, as another node had told it.
+    -- Of kind follow: the value of another node to which the sequence was moved.
     taken bigint,
-    -- Of kind follow: up to which value this node has told the others that it may have used values.
+    -- Of kind follow: this node has announced to the others that it may have used values up to
+    -- this.
     announced bigint,
     -- How many values were used by then: twelve hours ago or more, and since.
     old_total bigint not null default 0,
@@ -1323,7 +1325,7 @@ create function braid.is_preloaded() returns boolean
     as 'MODULE_PATHNAME', 'is_preloaded_wrapper';
 comment on function braid.is_preloaded is 'whether the server was started with the library, without which no worker runs';
 
--- Asked by whoever would act for the node: functions, workers, the output plugin, and peers.
+-- Called by all code that acts for the node: functions, workers, the output plugin, and peers.
 create function braid.node_standing(out holds boolean, out message text, out detail text, out hint text) returns setof record
     language plpgsql stable parallel restricted rows 1 security definer set search_path = pg_catalog, pg_temp
 as $$
@@ -1667,8 +1669,8 @@ select f.relation, f.constraint_name, c.confrelid::regclass as referenced, f.rul
  order by f.relation::text, f.constraint_name;
 comment on view braid.foreign_key_rules is 'what this node does about rows whose referenced row is missing, by foreign key';
 
--- Called with the rights of the extension's owner, by whoever captures or runs a statement. Without
--- numbers of objects, so that shapes compare.
+-- Called with the rights of the extension's owner, by processes that capture or run a statement.
+-- Without numbers of objects, so that shapes can be compared.
 create function braid.table_shape(relation regclass) returns text[]
     language sql stable strict parallel safe set search_path = pg_catalog, pg_temp
     -- Constants in expressions are written under these.
@@ -1774,7 +1776,7 @@ create function braid.take_conflict_resolution(content text) returns void
     as 'MODULE_PATHNAME', 'take_conflict_resolution_wrapper';
 comment on function braid.take_conflict_resolution is 'sets a rule for conflicts that another node has set for all of them, unless a newer one is there';
 
--- As they are told, and asked for.
+-- The rules in the form in which they are sent.
 create function braid.rules_for_all_nodes(out relation regclass, out kind text, out column_name name, out content text) returns setof record
     language sql stable security definer set search_path = pg_catalog, pg_temp
 begin atomic
@@ -4375,7 +4377,7 @@ create function braid.group_contacts(
 as $$
 #variable_conflict use_column
 begin
-    -- Whoever may replicate can read all that is written here anyway.
+    -- A role that may replicate can read all of this in WAL anyway.
     if not exists (select from pg_roles r where r.rolname = session_user and (r.rolsuper or r.rolreplication)) then
         raise insufficient_privilege using message = 'permission denied to read the members of the group',
             hint = 'The role in the connection string needs the REPLICATION attribute.';
@@ -4522,7 +4524,7 @@ begin
                             and starts_with(l.slot_name, left('braid_' || regexp_replace(lower(m.node_name), '[^a-z0-9]', '_', 'g') || '_', 46))
                           order by r.application_name = m.node_name || '_from_' || (select n.node_name from braid.node n where n.is_local) desc
                           limit 1) t on true
-     -- A node that was removed is told so.
+     -- A node that was removed learns that by its own row.
      where m.state <> 'removed' or m.member_id = s.member_id
      order by m.member_id;
 end
@@ -5190,7 +5192,7 @@ comment on view braid.table_versions is 'versioned tables: the last number given
 
 revoke all on all routines in schema braid from public;
 
--- Defaults of columns call these with the rights of whoever inserts: the sequence's own decide.
+-- Defaults of columns call these with the rights of the inserting role: the sequence's own decide.
 grant execute on function
     braid.snowflake,
     braid.snowflake53,
@@ -5437,8 +5439,8 @@ grant select on
     braid.metrics
     to braid_admin, braid_monitor;
 
--- Called by the guard of a routed table, as whoever writes, and by copies of it; and what a client
--- needs that goes to a row's node.
+-- Called by the guard of a routed table, as the writing role, and by copies of it; and functions
+-- for a client that connects to a row's node.
 grant execute on function
     braid.is_here,
     braid.is_at,

@@ -28,7 +28,7 @@ fn split(list: &str) -> Option<Vec<String>> {
         .then_some(members)
 }
 
-/// What accepted options choose must be safe to use.
+/// Uses the choices of accepted options, which must be safe.
 fn use_them(options: &Wal2JsonOptions) {
     let _ = options.wants_table("public", "t");
     let _ = options.wants_prefix(b"p");

@@ -65,7 +65,7 @@ fn error_in<T>(work: impl FnOnce() -> T) -> Result<PgError, String> {
     }))
 }
 
-/// It counts as a full disk. Raised again for a user, it is as PostgreSQL raised it.
+/// Such an error counts as a full disk. When it is raised again for a user, it is unchanged.
 fn refined() -> Outcome {
     let error = failed(attempt(|| {
         sql("do $$ begin raise exception using errcode = 'XX000', \

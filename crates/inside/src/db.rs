@@ -94,7 +94,7 @@ impl Open {
         self.view().as_ptr()
     }
 
-    /// Its OID.
+    /// The relation's OID.
     pub(crate) fn oid(&self) -> pg_sys::Oid {
         self.view().oid()
     }

@@ -1,4 +1,4 @@
-//! What the output plugin writes of a value, in each format; and that it can be applied again.
+//! Checks the output plugin's values in each format, and that they can be applied again.
 
 use braid_gir::{DateTime, DateTimeKind, Decimal, Reader, Record, Value};
 
@@ -157,7 +157,7 @@ fn decoded(of: &str, literals: &[&str], function: &str, options: &str) -> Vec<St
     )
 }
 
-/// What is decoded of a statement of the second session.
+/// The decoded changes of a statement of the second session.
 fn changes(statement: &str, function: &str, options: &str) -> Vec<String> {
     other("select pg_replication_slot_advance('inside', pg_current_wal_insert_lsn())");
     other(statement);

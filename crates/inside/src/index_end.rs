@@ -98,7 +98,7 @@ fn run(case: &Case) -> Outcome {
     check(got == case.wanted, format!("it says {got}"))
 }
 
-/// A dead entry is still in the way.
+/// A dead entry still counts.
 fn deleted() -> Outcome {
     let index = made("(a)", "(1), (5)");
     sql("delete from i.t where a = 5");

@@ -1,4 +1,4 @@
-//! Heap pages: places, the transactions in a row version's header, and rows of a page in hand.
+//! Heap pages: places, the transactions in a row version's header, and rows of a pinned page.
 
 use braid_postgres::compat::file_of;
 use braid_postgres::heap_page::{Lifetime, fetch, lifetime, place_of, tid_of};
