@@ -251,7 +251,8 @@ select braid.check_routable('shop.keys', 'tenant_id', 'order_id', 'created_at');
 \echo :SQLSTATE
 alter publication braid set table shop.keys;
 
--- whose code runs, and as whom: what the planner folds, with the rights of the table's owner, confined
+-- whose code runs, and as whom: the functions that the planner folds, with the rights of the
+-- table's owner, confined
 create role braid_regress_owner;
 create role braid_regress_other;
 grant usage on schema shop to braid_regress_owner, braid_regress_other;

@@ -16,7 +16,7 @@ create function largest(split, split, split, braid.conflict) returns split langu
 select braid.set_conflict_resolution('account', null, 'function', 'union_tags');
 select braid.set_conflict_resolution('split', 'insert_exists', 'function', 'largest', replicate => true);
 select * from braid.conflict_resolutions;
--- Where WAL has only the key it can't be told what a delete's writer saw.
+-- If WAL has only the key, it is not known what a delete's writer saw.
 select braid.set_conflict_resolution('split', 'delete_origin_differs', 'function', 'largest');
 -- Another rule, none, the function again.
 select braid.set_conflict_resolution('account', null, 'keep_local');

@@ -1,4 +1,5 @@
--- What loses a conflict is kept whole, counted, and can be put back: with braid.ingest as the other node, whose clock is what the records say.
+-- A losing row is kept whole, counted, and can be put back: with braid.ingest in the role of the
+-- other node, whose clock the records set.
 set client_min_messages = warning;
 create database history template template0 encoding 'UTF8' locale 'C';
 \c history
@@ -11,7 +12,8 @@ set braid.max_clock_wait = 0;
 set timezone = 'Asia/Tokyo';
 set datestyle = 'German';
 create schema shop;
--- A record of table shop.T at a time, without one later than all before, as of a node: columns and their types, the row before, the row after.
+-- A record of table shop.T at a time, without one later than all before, as of a node: columns and
+-- their types, the row before, the row after.
 create sequence position;
 create function put(operation text, tab text, columns jsonb, after jsonb, at text default null) returns void language sql as $$
   select braid.ingest(jsonb_strip_nulls(jsonb_build_object('operation', operation,
@@ -100,7 +102,8 @@ select * from restore();
 select move(9, 90, 'theirs', '2000-01-01T00:00:00Z');
 select * from shop.t where id in (8, 80, 9, 90) order by id;
 
--- The table's own rules hold: constraints, triggers, row by row as ever; under the caller's search_path.
+-- The table's own rules hold: constraints, triggers, row by row as usual; under the caller's
+-- search_path.
 create schema app;
 create table app.audit (v text);
 create function app.note() returns trigger language plpgsql as $$ begin insert into audit values (tg_op || ' ' || new.v); new.v := upper(new.v); return new; end $$;
@@ -178,7 +181,7 @@ select relation, kind, winner, conflicts, last_at >= first_at as ordered from br
 delete from braid.conflict_record;
 select sum(conflicts) > 0 as still from braid.conflict_stats;
 
--- Who may: whoever may call it, and write the table.
+-- Rights: a role needs those to call it, and to write the table.
 create role clerk;
 grant usage on schema shop to clerk;
 grant select on shop.t to clerk;

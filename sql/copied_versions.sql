@@ -1,4 +1,5 @@
--- What another node asks for that copies a table: read by index, so that the copies of many tables read each deletion once.
+-- The queries of another node that copies a table: read by index, so that the copies of many tables
+-- read each deletion once.
 \a
 \t
 set client_min_messages = warning;

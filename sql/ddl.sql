@@ -1,4 +1,5 @@
--- Statements that change the schema: which are captured, with which text and tables, who may say so, what is sent to whom; braid.replicate_ddl.
+-- Statements that change the schema: which are captured, with which text and tables, the rights for
+-- that, and where they are sent; braid.replicate_ddl.
 \a
 \t
 set client_min_messages = warning;

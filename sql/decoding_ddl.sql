@@ -56,7 +56,8 @@ alter table t set (fillfactor = 50);
 create table unrelated (id int primary key);
 insert into t values (23);
 select changes('dec_ddl', 'dec_ddl');
--- A new unique index gives a new key, and a barrier to what had it not; a rewritten table is the same one.
+-- A new unique index gives a new key, and a barrier to changes without it; a rewritten table is the
+-- same one.
 delete from t;
 create unique index t_bb on t (bb);
 insert into t values (30, 30);

@@ -43,7 +43,8 @@ update t set n = 7 where id = 1;
 select operation, after from fetched('dec_fetch');
 alter table t replica identity default;
 
--- Keys of several columns and types, quoted names, every kind of value; keys that are stored out of line.
+-- Keys of several columns and types, quoted names, every kind of value; keys that are stored out of
+-- line.
 create table "Odd" ("Id" text collate "C", at timestamptz, by bytea, u uuid, d numeric, primary key ("Id", at, by, u, d), "v""1" text, n int, j jsonb, a int[], num numeric, b bytea);
 alter table "Odd" alter "v""1" set storage external, alter j set storage external, alter a set storage external, alter num set storage external, alter b set storage external;
 insert into "Odd" values (E'it''s \\ "é"', '2024-02-29 12:30:00.5+05:30', '\xdead', '00112233-4455-6677-8899-aabbccddeeff', 1.50, repeat('v', 5000), 1, jsonb_build_object('k', repeat('j', 5000)),
@@ -61,7 +62,8 @@ update k set m = 2;
 update k set n = 2;
 select * from fetched('dec_fetch');
 
--- Keys that SQL does not compare by just any operator, or not as just any type. A value of a key may not be readable any more.
+-- Keys that SQL does not compare by just any operator, or not as just any type. A value of a key
+-- may not be readable any more.
 create type mood as enum ('sad', 'ok');
 create domain some_mood as mood;
 create type pair as (a int, b text);

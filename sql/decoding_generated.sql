@@ -1,4 +1,5 @@
--- Generated columns, of which PostgreSQL 18 can publish the stored ones. Older ones end here: that is decoding_generated_1.out.
+-- Generated columns, of which PostgreSQL 18 can publish the stored ones. The test ends here for
+-- older versions: decoding_generated_1.out.
 \getenv abs_srcdir PG_ABS_SRCDIR
 \set prelude :abs_srcdir '/sql/include/decoding.sql'
 \set ECHO none

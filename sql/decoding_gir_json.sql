@@ -1,4 +1,5 @@
--- The format gir-json: what records look like, values of every kind, publications, filters, lists, messages, options.
+-- The format gir-json: the form of records, values of every kind, publications, filters, lists,
+-- messages, options.
 \getenv abs_srcdir PG_ABS_SRCDIR
 \set prelude :abs_srcdir '/sql/include/decoding.sql'
 \set ECHO none
@@ -111,7 +112,8 @@ insert into t values (50, 'm');
 commit;
 select r->>'operation', r->'transactional', r->'prefix', r->'content', r ? 'transaction' from objects('dec_json', 'dec_json', 'messages', 'on') r where r->>'operation' in ('message', 'insert');
 
--- Transactions that still run, in segments. How many these are is the server's affair; ids are numbered in their order.
+-- Transactions in progress, in segments. Their number is up to the server; ids are numbered in
+-- their order.
 set logical_decoding_work_mem = '64kB';
 create table w (id int primary key, v text, pad text);
 alter table w alter pad set storage plain;
@@ -137,14 +139,16 @@ create function running(variadic options text[] default '{}') returns table (n b
   ids as (select n, r, (coalesce(r->'xid', r#>'{running,xid}', r#>'{transaction,xid}'))::bigint as xid, (coalesce(r->'subxid', r#>'{running,subxid}'))::bigint as subxid from o),
   names as (select id, row_number() over (order by id) as name from (select xid as id from ids union select subxid from ids) i where id is not null)
   select n, r, (select name from names where id = xid), (select name from names where id = subxid) from ids $$;
--- In PostgreSQL 18 and later nothing is sent of one that is known to be rolled back, which has a number before.
+-- In PostgreSQL 18 and later nothing is sent of a transaction that is known to be rolled back,
+-- which has a number before.
 create temp table streamed as select * from running('streaming', 'on') where not (r->>'operation' = 'insert' and coalesce(r#>>'{after,v}', '') in ('gone', 'undone'));
 select r->>'operation' as operation, case when r->>'operation' <> 'begin' and r#>>'{after,note}' is distinct from 'small' then xid end as xid, subxid = xid as own, coalesce(r#>>'{after,v}', r#>>'{after,note}') as v, count(*) from streamed
   where r->>'operation' in ('insert', 'truncate', 'message', 'streamed_commit', 'begin', 'commit') group by 1, 2, 3, 4 order by min(n);
 -- What is said of each.
 select distinct r->>'operation' as operation, string_agg(key, ' ' order by key) from streamed, jsonb_object_keys(r) key where r->>'operation' not in ('stream', 'schema', 'abort') group by n, r order by 1, 2;
 select distinct r->'running' ?& array['xid', 'subxid'] as running, r ? 'transaction' as transaction from streamed where r->'running' is not null;
--- Segments start and end in turn; the first of a transaction says so; whose changes follow is said wherever that changes.
+-- Segments start and end in turn; the first of a transaction says so. A record names the
+-- transaction of the following changes wherever it changes.
 select count(*) > 2 as several, bool_and(next = 'segment_end') as in_turn, count(distinct r->'xid') = count(*) filter (where (r->>'first')::bool) as first
   from (select r, lead(r->>'operation') over (order by n) as next from streamed where r->>'operation' in ('segment_start', 'segment_end')) s where r->>'operation' = 'segment_start';
 select bool_and(subxid = said) as told

@@ -68,7 +68,8 @@ alter table changing replica identity nothing;
 insert into changing values (5, 5);
 select changes('dec_ident', 'dec_ident');
 
--- A second unique key: an update or delete gives up a key that WAL does not have, so it orders with the whole table.
+-- A second unique key: an update or delete gives up a key that WAL does not have, so it orders with
+-- the whole table.
 create table two (a int primary key, b text unique, c text);
 insert into two values (1, 'b', 'c'), (2, null, 'c');
 update two set c = 'd' where a = 1;

@@ -41,7 +41,8 @@ alter publication dec_filter_10 set table t where (id > 100);
 insert into t values (13, 1, 'x'), (113, 1, 'y');
 select changes('dec_filter', 'dec_filter_10');
 
--- An unchanged key that is stored out of line is taken from the old row, also when the update becomes an insert.
+-- An unchanged key that is stored out of line is taken from the old row, also when the update
+-- becomes an insert.
 create table wide (id int, k text, v text, primary key (id, k));
 alter table wide alter k set storage external;
 create publication dec_filter_wide for table wide where (id > 10 and length(k) > 1000);

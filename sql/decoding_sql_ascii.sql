@@ -1,4 +1,5 @@
--- A database in SQL_ASCII, where names and texts are any bytes: those that are not UTF-8 are told apart all the same.
+-- A database in SQL_ASCII, where names and texts are any bytes: names that are not UTF-8 differ all
+-- the same.
 set client_min_messages = warning;
 create database decoding_sql_ascii template template0 encoding 'SQL_ASCII' locale 'C';
 \c decoding_sql_ascii
@@ -33,7 +34,8 @@ select * from seen('add-tables', E'public.t\xc3\xa9, public.t\xfe');
 select * from seen('add-msg-prefixes', E'p\xe9');
 select * from seen('filter-msg-prefixes', E'p\xe9');
 select * from seen('filter-msg-prefixes', E'p\xe8, p');
--- As gir-json: two columns whose names differ in such a byte are two, and each has the same name wherever it is told.
+-- As gir-json: two columns whose names differ in such a byte are two, and each has the same name in
+-- all records.
 select substring(data from '"after":.*') as after from pg_logical_slot_peek_changes('sql_ascii', null, null, 'format', 'gir-json', 'publication_names', 'bytes')
  where data like '%"operation":"insert"%';
 select pg_drop_replication_slot('sql_ascii') \g /dev/null

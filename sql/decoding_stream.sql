@@ -26,7 +26,8 @@ select count(*) from pg_logical_slot_get_binary_changes('dec_stream', null, null
 insert into t values (3, 'three');
 select records('dec_stream', 'dec_stream');
 
--- A large transaction is cut into frames of whole records; strung together they are the transaction.
+-- A large transaction is cut into frames of whole records; strung together they are the
+-- transaction.
 begin; insert into t select i, repeat('x', 1000) from generate_series(1000, 1999) i; commit;
 select count(*) between 3 and 6 as cut, max(length(data)) < 300000 as bounded
 from pg_logical_slot_peek_binary_changes('dec_stream', null, null, 'proto_version', '1', 'publication_names', 'dec_stream');
@@ -37,7 +38,8 @@ insert into t values (5000, repeat('y', 3000000));
 insert into t values (5001, 'small');
 select length(data) > 3000000 as huge from pg_logical_slot_get_binary_changes('dec_stream', null, null, 'proto_version', '1', 'publication_names', 'dec_stream');
 
--- Transactions with their first change in a table of another schema than the search path's, and quoted names.
+-- Transactions with their first change in a table of another schema than the search path's, and
+-- quoted names.
 create table "Odd ""name" ("Id" int primary key, "select" text);
 alter publication dec_stream add table "Odd ""name";
 insert into "Odd ""name" values (1, 'x');

@@ -65,7 +65,8 @@ insert into others values (1, '\x00ff', 'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11', 
   '[1,5)', '{[1,3),[5,8)}', array[numrange(1.5, null)], 12.34, '16/B374D848', '(1,2)', '99', 'a & b', '$.a', '{1,2}', '1 2', '{{1,2},{3,null}}');
 select changes('dec_types', 'dec_types');
 
--- Whatever names objects, or is the user's own, travels as text that any session reads the same way.
+-- Values that name objects, or have a user's own type, are sent as text that any session reads the
+-- same way.
 create type mood as enum ('sad', 'ok', E'hap\u0070y');
 create type pair as (a int, b timestamptz, c bytea, d float8);
 create domain positive as int check (value > 0);

@@ -1,4 +1,5 @@
--- The format wal2json: what is written in both versions, and what wal2json does not have. t/032_wal2json.pl compares with wal2json.
+-- The format wal2json: the output of both versions, and options that wal2json does not have.
+-- t/032_wal2json.pl compares with wal2json.
 \getenv abs_srcdir PG_ABS_SRCDIR
 \set prelude :abs_srcdir '/sql/include/decoding.sql'
 \set ECHO none
@@ -66,7 +67,8 @@ select data from pg_logical_slot_peek_changes('dec_w2j', null, null, 'include-un
 select data from pg_logical_slot_peek_changes('dec_w2j', null, null, 'include-unchanged-toast-marker', '1', 'format-version', '2', 'include-not-null', '1');
 select count(*) from pg_logical_slot_get_changes('dec_w2j', null, null, 'format', 'wal2json');
 
--- A transaction larger than a message goes on in another; put together they are what one would have been.
+-- A transaction larger than a message goes on in another one; put together they are what one would
+-- have been.
 begin; insert into t (id, v) select i, 'row ' || i from generate_series(1, 2000) i; commit;
 select md5(string_agg(data, '')) as whole from pg_logical_slot_peek_changes('dec_w2j', null, null, 'format', 'wal2json') \gset
 select count(*) > 10, max(length(data)) <= 10240, md5(string_agg(data, '')) = :'whole', (string_agg(data, '')::jsonb -> 'change' -> 1999 -> 'columnvalues') ->> 1

@@ -1,4 +1,5 @@
--- The extension is not dropped while there are subscriptions, and nothing of it stays once it is dropped.
+-- The extension is not dropped while there are subscriptions, and nothing of it stays once it is
+-- dropped.
 \a
 \t
 set client_min_messages = warning;

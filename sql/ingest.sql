@@ -106,7 +106,8 @@ do $$ begin
   perform braid.ingest(put('insert', 28, 'after it', '0/B0', '2024-01-01T00:01:50Z'), 'shop');
 end $$;
 select id, v from shop.t where id between 25 and 29 order by id;
--- The versions of rows of both calls are their own: an update in between wins over one of them only.
+-- The versions of rows of both calls are their own: an update in between wins over one of them
+-- only.
 select * from braid.ingest(jsonb_build_array(put('update', 20, 'between', '0/2', '2024-01-01T00:01:15Z'), put('update', 21, 'between', '0/2', '2024-01-01T00:01:15Z'),
   put('update', 25, 'between', '0/3', '2024-01-01T00:01:45Z'), put('update', 28, 'between', '0/3', '2024-01-01T00:01:45Z')), 'depot');
 select id, v from shop.t where id in (20, 21, 25, 28) order by id;
@@ -127,7 +128,7 @@ alter table shop.t disable trigger plain;
 
 -- Not with PREPARE: the mark goes with the session.
 begin; select * from braid.ingest(put('insert', 32, 'x', '0/D1', '2024-01-01T00:02:10Z'), 'shop'); prepare transaction 'ingest';
--- What is told of a mistake, and where it is.
+-- The error of a mistake, and its place.
 create function refused(gir jsonb) returns text language plpgsql as $$
 declare detail text;
 begin
@@ -167,7 +168,8 @@ select * from braid.ingest(jsonb_build_array(put('insert', 41, 'x', '0/E0', '202
 begin isolation level repeatable read; select * from braid.ingest('[]', 'shop'); rollback;
 begin read only; select * from braid.ingest('[]', 'shop'); rollback;
 select count(*) from shop.t where id >= 40 and id < 100;
--- Forwarded for another node: its version is that node's. What was first committed here has no business here.
+-- Forwarded for another node: its version is that node's. A change that was first committed on this
+-- node is refused.
 select * from braid.ingest(put('insert', 50, 'via shop', '0/E0', '2024-01-01T00:02:20Z', 'rome'), 'shop');
 select * from braid.ingest(put('insert', 51, 'ours', '0/E1', '2024-01-01T00:02:20Z', 'here'), 'shop');
 select node_name from braid.origin where source_name = 'shop' order by 1;
@@ -186,7 +188,7 @@ select data::jsonb->'after'->>'v' as v from pg_logical_slot_peek_changes('ingest
 select data::jsonb->'after'->>'v' as v, data::jsonb->'transaction'->>'origin' as origin from pg_logical_slot_peek_changes('ingest', null, null, 'format', 'gir-json', 'publication_names', 'ingest', 'origin', 'any') where data::jsonb ? 'after';
 select pg_drop_replication_slot('ingest') \g /dev/null
 
--- Forgotten: what comes under its name afterwards is new, and still newer than what it brought before.
+-- Forgotten: later records under its name are new, and still newer than its earlier ones.
 select * from braid.ingest(put('insert', 80, 'once', '0/10', '2024-01-01T00:05:00Z'), 'gone');
 select * from braid.ingest(put('insert', 80, 'once', '0/10', '2024-01-01T00:05:00Z'), 'gone');
 select origin, "position" - '0/0' as "position", newest_at = '2024-01-01T00:05:00Z' as newest from braid.ingest_sources where origin = 'gone';
@@ -203,7 +205,8 @@ select braid.forget_source(null);
 select * from braid.ingest(put('insert', 81, 'later', '0/10', '9999-01-01T00:00:00Z'), 'ahead');
 select newest_at <= now() as sane from braid.ingest_sources where origin = 'ahead';
 
--- Columns whose type has a name and no number: values mean what the name says; where nobody knows it, the column takes them as it takes text.
+-- Columns whose type has a name and no number: the name says what values mean. If the name is
+-- unknown, the column takes them as it takes text.
 create table shop.loose (id int primary key, n numeric(10,2), r numeric, b bytea, f text, g text, o text, i float8);
 select * from braid.ingest('{"operation": "insert", "transaction": {"lsn": "0/10", "commit_time": "2024-01-01T00:00:10Z"}, "schema": {"namespace": "shop", "table": "loose",
   "columns": [{"name": "id", "type": "int4", "identity": true}, {"name": "n", "type": "numeric"}, {"name": "r", "type": "NUMBER"}, {"name": "b", "type": "bytea"},
@@ -213,13 +216,15 @@ select * from braid.ingest('{"operation": "insert", "transaction": {"lsn": "0/20
   "columns": [{"name": "id", "type": "int4", "identity": true}, {"name": "b", "type": "RAW"}, {"name": "n", "type": "money", "type_namespace": "erp"}]},
   "after": {"id": 2, "b": {"binary": "beef"}, "n": "12.5"}}', 'erp');
 select * from shop.loose order by id;
--- An insert that lacks values of its columns, and has no row here to take them from. What was looked up for it is its value.
+-- An insert that lacks values of its columns, and has no local row to take them from. A value that
+-- was looked up for it counts as its own.
 select * from braid.ingest('{"operation": "insert", "transaction": {"lsn": "0/30", "commit_time": "2024-01-01T00:00:30Z"}, "schema": {"namespace": "shop", "table": "loose",
   "columns": [{"name": "id", "type": "int4", "identity": true}, {"name": "b", "type": "bytea"}, {"name": "f", "type": "text"}]}, "after": {"id": 3, "b": {"binary": "beef"}}, "unavailable": ["f"]}', 'erp');
 select * from braid.ingest('{"operation": "insert", "transaction": {"lsn": "0/40", "commit_time": "2024-01-01T00:00:40Z"}, "schema": {"namespace": "shop", "table": "loose",
   "columns": [{"name": "id", "type": "int4", "identity": true}, {"name": "b", "type": "bytea"}, {"name": "f", "type": "text"}]}, "after": {"id": 4, "b": {"binary": "beef"}, "f": {"fetched": "looked up"}}}', 'erp');
 select id, f from shop.loose where id > 2 order by id;
--- In one call, what comes after a later transaction and has not come before would be left out; what is sent twice is skipped.
+-- In one call, an earlier transaction after a later one would be left out, if it is new; a
+-- transaction that is sent twice is skipped.
 select refused(jsonb_build_array(put('insert', 90, 'x', '0/10B', '2024-01-01T00:05:30Z'), put('insert', 91, 'x', '0/10A', '2024-01-01T00:05:20Z')));
 select * from shop.t where id >= 90;
 select * from braid.ingest(jsonb_build_array(put('insert', 90, 'x', '0/10A', '2024-01-01T00:05:20Z'), put('insert', 91, 'x', '0/10B', '2024-01-01T00:05:30Z'),

@@ -1,4 +1,5 @@
--- Rows whose referenced row is missing: found as PostgreSQL's own checks compare, for every form of foreign key.
+-- Rows whose referenced row is missing: found as PostgreSQL's own checks compare, for every form of
+-- foreign key.
 set client_min_messages = warning;
 drop extension if exists braid cascade;
 create extension braid;

@@ -1,5 +1,6 @@
--- A server that restricts output plugins must list ours: said when a node is created there, and when it is subscribed to.
--- Minor releases without the setting end here: that is output_plugin_1.out.
+-- A server that restricts output plugins must list ours: reported when a node is created on it, and
+-- when it is subscribed to. The test ends here for minor releases without the setting:
+-- output_plugin_1.out.
 \a
 \t
 select count(*) = 0 as unrestricted from pg_settings where name = 'output_plugin_libraries' \gset

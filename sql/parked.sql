@@ -1,4 +1,5 @@
--- Parked transactions: the option, the functions' errors, and what the views show, with rows put there by hand.
+-- Parked transactions: the option, the functions' errors, and the contents of the views, with rows
+-- inserted by hand.
 \a
 \t
 \getenv abs_srcdir PG_ABS_SRCDIR

@@ -1,4 +1,5 @@
--- sync_event, wait_for_event and wait_for_subscription, as far as they go without a provider that sends anything.
+-- sync_event, wait_for_event and wait_for_subscription, as far as they go without a provider that
+-- sends anything.
 \a
 \t
 \getenv abs_srcdir PG_ABS_SRCDIR

@@ -33,7 +33,8 @@ select count(*) from pg_proc p where pronamespace = 'braid'::regnamespace and ha
 select count(*) from pg_class c where relnamespace = 'braid'::regnamespace and relkind in ('r', 'v')
    and has_any_column_privilege('braid_regress_nobody', c.oid, 'select, insert, update, references');
 select has_schema_privilege('braid_regress_nobody', 'braid', 'usage'), has_schema_privilege('braid_admin', 'braid', 'create');
--- every function has its search_path pinned, but the one that writes as the caller does, and those of each row of a routed table, and a comment, like every table and view; procedures that commit
+-- every function has its search_path pinned, but the one that writes as the caller does, and those
+-- of each row of a routed table, and a comment, like every table and view; procedures that commit
 -- can't pin theirs, and name schemas
 select p.oid::regprocedure from pg_proc p where pronamespace = 'braid'::regnamespace
    and (('search_path=pg_catalog, pg_temp' = any (proconfig)) is not true and prokind <> 'p' and proname not in ('restore_conflict', 'replicate_ddl', 'declare', 'is_here', 'is_at', 'place', 'answering_set', 'candidate_set', 'candidate_set_of_any', 'shard_of', 'routing_key') or obj_description(oid, 'pg_proc') is null);

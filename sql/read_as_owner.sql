@@ -1,4 +1,5 @@
--- Working as a table's owner for the rest of a transaction: who may, what it forbids, and that it ends.
+-- Working as a table's owner for the rest of a transaction: the rights for it, its restrictions,
+-- and that it ends.
 \a
 \t
 set client_min_messages = warning;

@@ -1,4 +1,5 @@
--- What a member of a group refuses for routed tables, known by their guard; and what it does not. Without a group, nothing is refused.
+-- Statements that a member of a group refuses for routed tables, known by their guard; and
+-- statements that it allows. Without a group, nothing is refused.
 \a
 \t
 \getenv abs_srcdir PG_ABS_SRCDIR

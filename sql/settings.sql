@@ -1,4 +1,5 @@
--- The settings: names, units, limits and when they take effect. Not changed here, so that no running worker notices.
+-- The settings: names, units, limits and when they take effect. This test does not change them, so
+-- that no running worker notices.
 \a
 \t
 select name, setting, unit, vartype, min_val, max_val, context, boot_val, category

@@ -1,4 +1,5 @@
--- braid.shard: the vectors of docs/routing-hash.md, values that are equal, and what has no shard. The same on each major.
+-- braid.shard: the vectors of docs/routing-hash.md, values that are equal, and values without a
+-- shard. The same on each major.
 \a
 \t
 set client_min_messages = warning;

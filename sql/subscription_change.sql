@@ -1,4 +1,5 @@
--- What can be done with a subscription once it is there: enable, disable, alter, rename, refresh, resync, skip, drop.
+-- Functions for an existing subscription: enable, disable, alter, rename, refresh, resync, skip,
+-- drop.
 \a
 \t
 set client_min_messages = warning;

@@ -1,4 +1,5 @@
--- create_subscription: every reason to refuse, and what it leaves when it does not. Two databases of one server play the nodes.
+-- create_subscription: every reason to refuse, and that a refused call leaves nothing. Two
+-- databases of one server play the nodes.
 \a
 \t
 set client_min_messages = warning;

@@ -1,5 +1,5 @@
--- Versioned tables, as far as one session can show: what is refused, and each way to use a table that was not declared.
--- t/290_versions.pl has sessions that wait for each other.
+-- Versioned tables, as far as one session can show: what is refused, and each way to use a table
+-- that was not declared. t/290_versions.pl has sessions that wait for each other.
 \a
 \t
 \getenv abs_srcdir PG_ABS_SRCDIR

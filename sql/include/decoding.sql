@@ -2,7 +2,8 @@
 set client_min_messages = warning;
 create extension if not exists braid;
 
--- What the slot has decoded since the last time, as lines. Options come after those that every caller gives.
+-- The slot's decoded changes since the last call, as lines. Options come after those that every
+-- caller gives.
 create or replace function records(slot name, publications text, variadic options text[] default '{}')
 returns setof text language sql as $$
     select braid.gir_records(string_agg(data, ''::bytea))

@@ -1,6 +1,6 @@
--- What the tests of the functions share: databases braid_here and braid_there with the extension; braid_there is node 'there' and
--- publishes all tables, of which t is one in both. Ends in braid_here, which is for the test to make a node. :here and :there are
--- their connection strings.
+-- Shared by the tests of the functions: databases braid_here and braid_there with the extension;
+-- braid_there is node 'there' and publishes all tables, of which t is one in both. Ends in
+-- braid_here, which is for the test to make a node. :here and :there are their connection strings.
 set client_min_messages = warning;
 create database braid_here;
 create database braid_there;
