@@ -18,8 +18,8 @@
 //! 2. The applier parks T at its turn (`Session::takes`, `Why::Lock`). Parking takes no lock on
 //!    `doc`, which the copy worker may have locked. T is durable at paris, and is confirmed.
 //! 3. Tokyo's commit returns, and the copy goes on.
-//! 4. Applier 0 tries T again until `doc` is copied. Then it leaves out the changes of T that are in
-//!    the copy, as with any other transaction.
+//! 4. Applier 0 tries T again until `doc` is copied. Then it leaves out the changes of T that the
+//!    copy has, as with any other transaction.
 //!
 //! A lock at the provider that T has, on any published table, does the same to a question of the
 //! worker. Rejected: to leave T out and have the copy begin later, as a copy that began before
