@@ -1,9 +1,9 @@
 //! Transactions that are prepared on this node for a subscription, and those that can't be. Run by
 //! leader and appliers, and by functions.
 //!
-//! The name of a prepared transaction is `braid_<database OID>_<subscription>_<transaction at the
-//! provider>`. All databases of a server share one list of prepared transactions. Unfinished ones
-//! have different ids at the provider.
+//! The name of a prepared transaction is
+//! `braid_<database OID>_<subscription>_<transaction at the provider>`. All databases of a server
+//! share one list of prepared transactions. Unfinished ones have different ids at the provider.
 //!
 //! A transaction can't be prepared if a conflict is decided only by its commit. It is recorded in
 //! `braid.unprepared`, with the position of its PREPARE. The provider is asked for it by number,
@@ -176,7 +176,7 @@ pub fn in_a_circle(subscription_id: u32) -> Result<BTreeSet<u32>, PgError> {
     ))
 }
 
-/// `None` for a transaction that another user has prepared: no process of this node can end that.
+/// `None` for a transaction that a user has prepared: no process of Braid's can end it.
 fn read_wait(row: &[Option<String>]) -> Option<Wait> {
     let text = |index: usize| row.get(index)?.as_deref();
     let process = text(0)?.parse().ok()?;
