@@ -559,7 +559,7 @@ impl Table {
         Ok(Some((self.as_seen(At::Here, row)?, values)))
     }
 
-    /// The statements that insert a local row, and that delete or update the one with a key.
+    /// SQL that inserts a local row.
     pub fn insert_sql(&self, values: &[Option<String>]) -> String {
         let columns: Vec<String> = self
             .columns
@@ -575,7 +575,7 @@ impl Table {
         )
     }
 
-    /// See [`Table::insert_sql`].
+    /// SQL that deletes the local row with a key.
     pub fn delete_sql(&self, key: &Key) -> String {
         format!(
             "delete {} and {}",
@@ -584,7 +584,7 @@ impl Table {
         )
     }
 
-    /// See [`Table::insert_sql`]. Only columns that differ are written.
+    /// SQL that updates the local row with a key. Only columns that differ are written.
     pub fn update_sql(
         &self,
         key: &Key,
