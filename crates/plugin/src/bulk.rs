@@ -268,7 +268,7 @@ impl Bulk {
         0
     }
 
-    /// Fills the chunk, if it is empty. Returns false if nothing is left.
+    /// Fills the chunk, unless it has unwritten bytes. Returns false if nothing is left.
     fn fill(&mut self) -> bool {
         let is_first = self.at == 0 && self.written == 0;
         if self.written < self.piece.len() && !(is_first && self.piece.len() < PIECE_BYTES) {
