@@ -54,6 +54,12 @@ sqlstates! {
     StringDataRightTruncation = b"22001",
     /// numeric_value_out_of_range
     NumericValueOutOfRange = b"22003",
+    /// invalid_datetime_format
+    InvalidDatetimeFormat = b"22007",
+    /// datetime_field_overflow
+    DatetimeFieldOverflow = b"22008",
+    /// division_by_zero
+    DivisionByZero = b"22012",
     /// character_not_in_repertoire
     CharacterNotInRepertoire = b"22021",
     /// invalid_parameter_value
@@ -74,10 +80,16 @@ sqlstates! {
     CheckViolation = b"23514",
     /// exclusion_violation
     ExclusionViolation = b"23P01",
+    /// active_sql_transaction
+    ActiveSqlTransaction = b"25001",
     /// read_only_sql_transaction
     ReadOnlySqlTransaction = b"25006",
+    /// no_active_sql_transaction
+    NoActiveSqlTransaction = b"25P01",
     /// invalid_password
     InvalidPassword = b"28P01",
+    /// dependent_objects_still_exist
+    DependentObjectsStillExist = b"2BP01",
     /// external_routine_exception
     ExternalRoutineException = b"38000",
     /// invalid_schema_name

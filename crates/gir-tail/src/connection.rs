@@ -35,7 +35,7 @@ impl Error {
         match self {
             Self::Connection(_) => true,
             Self::Server { sqlstate, .. } => {
-                sqlstate == "55006"
+                sqlstate == OBJECT_IN_USE
                     || ["08", "53", "57"]
                         .iter()
                         .any(|class| sqlstate.starts_with(class))
@@ -43,6 +43,12 @@ impl Error {
         }
     }
 }
+
+/// SQLSTATE of a slot that another process holds (object_in_use).
+const OBJECT_IN_USE: &str = "55006";
+
+/// SQLSTATE of a slot that exists already (duplicate_object).
+pub const DUPLICATE_OBJECT: &str = "42710";
 
 /// Result of an operation on the connection.
 pub type Result<T> = std::result::Result<T, Error>;

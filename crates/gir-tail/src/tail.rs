@@ -298,7 +298,11 @@ fn create_slot(connection: &mut Connection, slot: &str) -> Result<bool, Error> {
         quoted(slot, '"')
     );
     match connection.command(&command) {
-        Err(connection::Error::Server { sqlstate, .. }) if sqlstate == "42710" => Ok(false),
+        Err(connection::Error::Server { sqlstate, .. })
+            if sqlstate == connection::DUPLICATE_OBJECT =>
+        {
+            Ok(false)
+        }
         other => Ok(other.map(|()| true)?),
     }
 }

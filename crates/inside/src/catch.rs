@@ -115,7 +115,7 @@ fn nested() -> Outcome {
         let inner = failed(attempt(|| Ok((sql("select 1 / 0"), true))));
         same(
             &inner.map(|error| error.sqlstate),
-            &Ok(SqlState::Other(*b"22012")),
+            &Ok(SqlState::DivisionByZero),
         )
         .map_err(|message| PgError::new(SqlState::InternalError, message))?;
         sql("select 'x'::int");

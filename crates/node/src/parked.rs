@@ -94,9 +94,12 @@ impl Known {
     pub fn read(&mut self, subscription_id: u32) -> Result<(), PgError> {
         let found = rows(
             "select parked_id::text, (state = 'waiting')::text, \
-                 (state = 'waiting' and waits_for is null and error_sqlstate = '55P03')::text \
+                 (state = 'waiting' and waits_for is null and error_sqlstate = $2)::text \
              from braid.parked_transaction where subscription_id = $1 and state <> 'skipped' order by parked_id",
-            &[i64::from(subscription_id).into()],
+            &[
+                i64::from(subscription_id).into(),
+                SqlState::LockNotAvailable.to_string().as_str().into(),
+            ],
         )?;
         let mut here = HashSet::new();
         self.waiting.clear();

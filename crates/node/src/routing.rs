@@ -602,7 +602,7 @@ pub fn not_routed(name: &TableName) -> PgError {
 
 fn too_far_ahead(name: &TableName) -> PgError {
     PgError::new(
-        SqlState::Other(*b"22008"),
+        SqlState::DatetimeFieldOverflow,
         format!("row of routed table {name} is dated in the future"),
     )
     .with_detail("Its place can't be known before that time, as a routing rule may come.")

@@ -80,13 +80,11 @@ pub fn of_query(query: &str) -> Result<Vec<(pg_sys::Oid, bool)>, PgError> {
         let parsed: Option<List<'_>> = tree(pg_sys::pg_parse_query(text.as_ptr()));
         let mut statements = parsed.into_iter().flat_map(List::of::<pg_sys::RawStmt>);
         let (Some(statement), None) = (statements.next(), statements.next()) else {
-            return Err(PgError::new(
-                SqlState::Other(*b"42601"),
-                "a declaration is of one statement",
-            )
-            .with_hint(
-                "Declare the tables of each statement, and name them all in one declaration.",
-            ));
+            return Err(
+                PgError::new(SqlState::SyntaxError, "a declaration is of one statement").with_hint(
+                    "Declare the tables of each statement, and name them all in one declaration.",
+                ),
+            );
         };
         check_kind(statement)?;
         let (mut types, mut count) = (std::ptr::null_mut(), 0);

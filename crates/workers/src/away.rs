@@ -91,7 +91,7 @@ fn look(subscriptions: &[u32]) -> Result<Peers, PgError> {
              error_hint = case when error_sqlstate is null then $3 else error_hint end, \
              error_message = coalesce(error_message, format('provider \"%s\" was away for longer than braid.peer_away_limit: \
              what was deleted here since %s is no longer remembered for its sake', provider_name, date_trunc('second', coalesce(caught_up_at, created_at)))), \
-             error_sqlstate = coalesce(error_sqlstate, '55000') \
+             error_sqlstate = coalesce(error_sqlstate, $4) \
              where given_up_at is null and phase = 'stream' and subscription_id::text = any (string_to_array($1, ',')) \
              and coalesce(connected_at, created_at) < now() - make_interval(secs => $2) \
              returning subscription_name::text, provider_name::text",
@@ -99,6 +99,10 @@ fn look(subscriptions: &[u32]) -> Result<Peers, PgError> {
                 away.join(",").as_str().into(),
                 i64::from(limit).into(),
                 HINT.into(),
+                SqlState::ObjectNotInPrerequisiteState
+                    .to_string()
+                    .as_str()
+                    .into(),
             ],
         );
         for row in given_up {

@@ -104,7 +104,7 @@ pub(crate) fn dropped(relation: pg_sys::Oid) {
         return;
     }
     PgError::new(
-        SqlState::Other(*b"2BP01"),
+        SqlState::DependentObjectsStillExist,
         format!(
             "versioned table {} can't be dropped",
             transaction::name_of(relation)

@@ -101,7 +101,7 @@ fn check_allowed(name: &str) -> Result<(), PgError> {
         return Ok(());
     }
     Err(PgError::new(
-        SqlState::Other(*b"25001"),
+        SqlState::ActiveSqlTransaction,
         format!("parameter \"{name}\" can only be set with SET LOCAL"),
     )
     .with_hint(format!(

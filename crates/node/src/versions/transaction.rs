@@ -103,7 +103,7 @@ fn check_set(statement: Utility<'_>, set: Set) -> Result<(), PgError> {
     }
     if !statement.is_in_block() {
         return Err(PgError::new(
-            SqlState::Other(*b"25P01"),
+            SqlState::NoActiveSqlTransaction,
             format!("SET LOCAL {name} can only be used in transaction blocks"),
         )
         .with_hint("Begin a transaction with BEGIN ISOLATION LEVEL REPEATABLE READ."));
@@ -134,7 +134,7 @@ fn check_set(statement: Utility<'_>, set: Set) -> Result<(), PgError> {
     }
     if declared_tables::has_snapshot() {
         return Err(PgError::new(
-            SqlState::Other(*b"25001"),
+            SqlState::ActiveSqlTransaction,
             "braid.versions must be set before the transaction has its snapshot",
         )
         .with_detail("SELECT, CALL, DO, PREPARE and functions take it.")
@@ -705,7 +705,7 @@ pub fn read_current(relation: pg_sys::Oid) -> Result<(), PgError> {
     }
     if postgres::keeps_its_snapshot() {
         return Err(PgError::new(
-            SqlState::Other(*b"25001"),
+            SqlState::ActiveSqlTransaction,
             "braid.read_current needs isolation level READ COMMITTED",
         )
         .with_detail(

@@ -669,9 +669,20 @@ impl Facts {
                     )
                 };
                 execute(
-                    "update braid.subscription_table set replaced_by = $2::oid, copy_error = $5, copy_error_sqlstate = '55000', copy_error_detail = null, \
+                    "update braid.subscription_table set replaced_by = $2::oid, copy_error = $5, copy_error_sqlstate = $7, copy_error_detail = null, \
                      copy_error_hint = $6, copy_error_context = null where subscription_id = $1 and schema_name = $3 and table_name = $4",
-                    &[number, oid, namespace, name, message.into(), hint.into()],
+                    &[
+                        number,
+                        oid,
+                        namespace,
+                        name,
+                        message.into(),
+                        hint.into(),
+                        SqlState::ObjectNotInPrerequisiteState
+                            .to_string()
+                            .as_str()
+                            .into(),
+                    ],
                 )
             }
         }
