@@ -259,6 +259,7 @@ lint: check-sql
 	    $(CARGO) clippy --release $(cargo_flags) --workspace --all-targets --no-default-features --features braid/pg$(major),braid-inside/pg$(major) -- -D warnings
 	CARGO_TARGET_DIR=$(target) PGRX_PG_CONFIG_PATH=$(PG_CONFIG) RUSTDOCFLAGS="-D warnings" \
 	    $(CARGO) doc --release $(cargo_flags) --workspace --no-deps --document-private-items --no-default-features --features braid/pg$(major),braid-inside/pg$(major)
+	@$(MAKE) --no-print-directory check-errors
 	@$(MAKE) --no-print-directory check-prose
 	@if grep -rl '#\[test\]' $(patsubst %,crates/%/src,postgres node plugin apply workers) extension/src; then \
 	    echo "lint: these need a server to be linked, so their tests run nowhere: what can be tested without one belongs elsewhere" >&2; exit 1; fi
@@ -268,6 +269,12 @@ lint: check-sql
 	    [ -e t/$$test ] || { echo "lint: t/README.md names $$test, which is not there" >&2; exit 1; }; done
 	@if $(CARGO) deny --version >/dev/null 2>&1; then $(CARGO) deny --offline --log-level error check licenses bans sources; \
 	 else echo "lint: cargo-deny is not installed: licences and sources not checked"; fi
+
+# No decision by the text of an error, and this program against its tests.
+.PHONY: check-errors
+check-errors:
+	PYTHONDONTWRITEBYTECODE=1 python3 -m unittest -q scripts/tests/test_check_errors.py
+	scripts/check-errors
 
 # Comments, documents and links against the rules that a program can check, and these programs
 # against their tests.

@@ -40,6 +40,7 @@ pub mod provider_snapshot;
 pub mod publishing;
 pub mod rate;
 pub mod reader;
+pub mod reason;
 pub mod remedy;
 pub mod resolution;
 pub mod resumption;

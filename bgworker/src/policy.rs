@@ -1,5 +1,6 @@
-//! Reactions to errors, from the SQLSTATE alone. One table.
+//! Reactions to errors, from the SQLSTATE and the typed reason alone. One table.
 
+use crate::reason::Reason;
 use crate::sqlstate::SqlState;
 
 /// Reaction to an error.
@@ -77,11 +78,11 @@ pub fn after_stop(sqlstate: SqlState) -> AfterStop {
 /// setting, a library or a publication can be put right there, and then the subscription goes on.
 /// A slot that is gone is different: one that somebody makes anew lacks what came in between.
 #[must_use]
-pub fn after_refusal(sqlstate: SqlState, message: &str) -> AfterStop {
+pub fn after_refusal(sqlstate: SqlState, reason: Option<Reason>) -> AfterStop {
     let may_be_cured = match sqlstate {
-        SqlState::UndefinedObject => message.contains("publication"),
+        SqlState::UndefinedObject => reason == Some(Reason::PublicationMissing),
         // undefined_file: the library is not installed
-        SqlState::UndefinedFile => !is_wal_removed(sqlstate, message),
+        SqlState::UndefinedFile => reason != Some(Reason::WalRemoved),
         // insufficient_privilege, undefined_function, undefined_table, ...
         _ => matches!(&sqlstate.class(), b"28" | b"3D" | b"3F" | b"42"),
     };
@@ -92,8 +93,18 @@ pub fn after_refusal(sqlstate: SqlState, message: &str) -> AfterStop {
     }
 }
 
+/// Returns the policy for an error that the provider reported with this reason, or that occurred on
+/// the connection to it.
+#[must_use]
+pub fn for_refusal(sqlstate: SqlState, reason: Option<Reason>) -> Policy {
+    match reason {
+        Some(Reason::ResourcesExhausted) => Policy::Reconnect,
+        _ => for_provider(sqlstate),
+    }
+}
+
 /// Returns the policy for an error that the provider reported, or that occurred on the connection
-/// to it.
+/// to it, from its SQLSTATE.
 #[must_use]
 pub fn for_provider(sqlstate: SqlState) -> Policy {
     match sqlstate {
@@ -116,20 +127,6 @@ pub fn for_provider(sqlstate: SqlState) -> Policy {
 pub const STANDBY_HINT: &str = "The connection string leads to a standby. The subscription goes on by itself once that server is promoted, or once the \
      connection string leads to the primary again. If neither happens, change the connection string with braid.alter_subscription.";
 
-/// Returns whether the provider reports that WAL was removed which its walsender was reading. This
-/// can happen without a fault: confirming received changes advances the slot to a position that an
-/// earlier walsender had noted, and a checkpoint may then remove WAL that the next walsender has
-/// not passed yet (`LogicalConfirmReceivedLocation` of src/backend/replication/logical/logical.c,
-/// 15 to 18). The walsender after that one does not need this WAL.
-#[must_use]
-pub fn is_wal_removed(sqlstate: SqlState, message: &str) -> bool {
-    // InternalError if the file was already read, as there is no errno then (`CheckXLogRemoved` of
-    // src/backend/access/transam/xlog.c).
-    matches!(sqlstate, SqlState::UndefinedFile | SqlState::InternalError)
-        && message.contains("WAL segment")
-        && message.contains("removed")
-}
-
 /// Returns whether an error counts as a failure for `disable_on_error`. A slot or an origin in use
 /// does not: when a leader restarts, the processes of the previous one may still hold them.
 #[must_use]
@@ -139,31 +136,26 @@ pub fn is_failure(sqlstate: SqlState) -> bool {
 
 /// Returns a hint for an error of the provider that has no good one of its own.
 #[must_use]
-pub fn provider_hint(sqlstate: SqlState, message: &str) -> &'static str {
-    match sqlstate {
-        SqlState::UndefinedObject if message.contains("replication slot") => {
+pub fn provider_hint(sqlstate: SqlState, reason: Option<Reason>) -> &'static str {
+    match (reason, sqlstate) {
+        (Some(Reason::SlotMissing), _) => {
             "The slot is gone, and with it what was not received yet. Drop the subscription and create it again; or make a slot of that name \
              with plugin braid at the provider, then copy each table anew with braid.resync_table and enable the subscription."
         }
-        SqlState::UndefinedObject if message.contains("publication") => {
+        (Some(Reason::PublicationMissing), _) => {
             "Create the publication at the provider, or name others with braid.alter_subscription, then enable the \
              subscription again."
         }
-        _ if is_wal_removed(sqlstate, message)
-            || (sqlstate == SqlState::ObjectNotInPrerequisiteState
-                && (message.contains("removed") || message.contains("can no longer"))) =>
-        {
+        (Some(Reason::WalRemoved | Reason::SlotInvalidated), _) => {
             "The provider has removed WAL that this subscription still needs (max_slot_wal_keep_size). Drop the \
              subscription and create it again."
         }
-        SqlState::InsufficientPrivilege => {
+        (_, SqlState::InsufficientPrivilege) => {
             "Grant the connecting role REPLICATION and read access to the published tables at the provider."
         }
-        SqlState::UndefinedFile => "Install braid at the provider.",
-        SqlState::UndefinedFunction if message.contains("braid") => {
+        (Some(Reason::BraidMissing), _) | (_, SqlState::UndefinedFile) => {
             "Install braid at the provider."
         }
-        SqlState::InternalError | SqlState::InvalidParameterValue => "",
         _ => "",
     }
 }
@@ -264,8 +256,10 @@ mod tests {
 
     #[test]
     fn a_refusal_is_tried_again_where_the_provider_can_be_put_right() {
-        let after =
-            |sqlstate: [u8; 5], message| after_refusal(SqlState::from_code(sqlstate), message);
+        let after = |sqlstate: [u8; 5], message| {
+            let sqlstate = SqlState::from_code(sqlstate);
+            after_refusal(sqlstate, Reason::of_provider(sqlstate, message))
+        };
         let right = "permission denied for table t";
         assert_eq!(after(*b"42501", right), AfterStop::TryAgain);
         assert_eq!(after(*b"28000", "role can't log in"), AfterStop::TryAgain);
@@ -369,18 +363,28 @@ mod tests {
     #[test]
     fn wal_that_is_gone_is_told_from_a_file_that_is_not_there() {
         let removed = "requested WAL segment 000000010000000000000005 has already been removed";
-        assert!(
-            is_wal_removed(SqlState::UndefinedFile, removed)
-                && is_wal_removed(SqlState::InternalError, removed)
-        );
-        assert!(provider_hint(SqlState::UndefinedFile, removed).contains("max_slot_wal_keep_size"));
+        let hint =
+            |sqlstate, message| provider_hint(sqlstate, Reason::of_provider(sqlstate, message));
+        for sqlstate in [SqlState::UndefinedFile, SqlState::InternalError] {
+            assert!(hint(sqlstate, removed).contains("max_slot_wal_keep_size"));
+        }
         let plugin = "could not access file \"braid\": No such file or directory";
-        assert!(!is_wal_removed(SqlState::UndefinedFile, plugin));
-        assert!(provider_hint(SqlState::UndefinedFile, plugin).contains("Install braid"));
-        assert!(!is_wal_removed(
-            SqlState::ObjectNotInPrerequisiteState,
-            removed
-        ));
+        assert!(hint(SqlState::UndefinedFile, plugin).contains("Install braid"));
+    }
+
+    #[test]
+    fn a_provider_without_room_is_tried_again() {
+        let full = "could not create temporary file \"a\": No space left on device";
+        let policy = |message| {
+            let reason = Reason::of_provider(SqlState::InternalError, message);
+            for_refusal(SqlState::InternalError, reason)
+        };
+        assert_eq!(policy(full), Policy::Reconnect);
+        assert_eq!(policy("cache lookup failed for relation 1"), Policy::Stop);
+        assert_eq!(
+            for_refusal(SqlState::TooManyConnections, None),
+            Policy::Reconnect
+        );
     }
 
     #[test]

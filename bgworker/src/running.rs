@@ -31,9 +31,6 @@
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
 
-/// Message of a leader that restarts because a transaction was given up late. Nothing has failed.
-pub const COMES_AGAIN: &str = "a transaction that was applied while it ran is asked for again";
-
 /// Longest time without new data for an in-progress transaction: it holds local locks, and keeps
 /// dead rows from being removed.
 pub const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);

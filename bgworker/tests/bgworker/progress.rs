@@ -3,6 +3,7 @@
 
 use braid_bgworker::policy::{Policy, backoff_ms, for_apply, for_provider, provider_hint};
 use braid_bgworker::progress::Progress;
+use braid_bgworker::reason::Reason;
 use braid_bgworker::sqlstate::SqlState;
 
 use crate::random::Random;
@@ -138,15 +139,9 @@ fn every_sqlstate_has_a_policy_and_classes_keep_together() {
             (Policy::Stop, Policy::Stop),
             "{odd:?}"
         );
-        assert_eq!(provider_hint(odd, ""), "");
+        assert_eq!(provider_hint(odd, None), "");
     }
-    assert!(
-        provider_hint(
-            SqlState::UndefinedObject,
-            "replication slot \"s\" does not exist"
-        )
-        .contains("slot")
-    );
+    assert!(provider_hint(SqlState::UndefinedObject, Some(Reason::SlotMissing)).contains("slot"));
 }
 
 #[test]

@@ -21,6 +21,7 @@ use std::ffi::CString;
 
 use braid_bgworker::lock_circle::{self, Holder, Wait};
 use braid_bgworker::provider_snapshot::ProviderSnapshot;
+use braid_bgworker::reason::Reason;
 use braid_bgworker::sqlstate::SqlState;
 use braid_gir::lsn_text;
 use braid_postgres::error::{self, PgError};
@@ -30,9 +31,17 @@ use braid_postgres::{process, two_phase};
 use crate::registry;
 use crate::subscription::{Subscription, execute, rows};
 
-/// The message by which an applier has the leader start anew, and ask for the recorded
-/// transactions.
-pub const TO_BE_SENT_WHOLE: &str = "a prepared transaction is to be sent once it has committed";
+/// Returns the error by which an applier makes the leader restart and request a recorded
+/// transaction; `why` is the detail.
+#[must_use]
+pub fn to_be_sent_whole(why: &str) -> PgError {
+    PgError::new(
+        SqlState::SerializationFailure,
+        "a prepared transaction is to be sent once it has committed",
+    )
+    .with_detail(why)
+    .for_reason(Reason::SendOnceCommitted)
+}
 
 /// The prefix of the names of a subscription's prepared transactions, in the current database.
 #[must_use]

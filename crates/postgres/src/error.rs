@@ -7,6 +7,7 @@ use std::panic::AssertUnwindSafe;
 
 use crate::{compat, lock, memory, plain, snapshot};
 use braid_bgworker::policy;
+use braid_bgworker::reason::Reason;
 use braid_bgworker::sqlstate::SqlState;
 use pgrx::pg_sys;
 use pgrx::pg_sys::panic::CaughtError;
@@ -44,6 +45,8 @@ pub struct PgError {
     pub in_recovery: bool,
     /// The lock at another node that the error is about, if it is about one.
     pub peer_lock: Option<PeerLock>,
+    /// Why it is handled differently from others of its SQLSTATE.
+    pub reason: Option<Reason>,
 }
 
 impl PgError {
@@ -59,6 +62,7 @@ impl PgError {
             by_function: false,
             in_recovery: false,
             peer_lock: None,
+            reason: None,
         }
     }
 
@@ -66,6 +70,13 @@ impl PgError {
     #[must_use]
     pub fn of_function(mut self) -> Self {
         self.by_function = true;
+        self
+    }
+
+    /// With the reason for handling it differently.
+    #[must_use]
+    pub fn for_reason(mut self, reason: Reason) -> Self {
+        self.reason = Some(reason);
         self
     }
 
@@ -141,6 +152,7 @@ impl PgError {
             by_function: false,
             in_recovery: false,
             peer_lock: None,
+            reason: None,
         }
     }
 

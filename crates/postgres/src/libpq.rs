@@ -10,6 +10,7 @@ use std::ffi::{CStr, CString, c_char, c_int};
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
+use braid_bgworker::reason::Reason;
 use braid_bgworker::sql_text::quote_literal;
 use braid_bgworker::sqlstate::SqlState;
 
@@ -193,6 +194,7 @@ impl From<Error> for PgError {
                 detail,
                 hint,
                 in_recovery,
+                reason: Reason::of_provider(sqlstate, &message),
                 ..Self::new(sqlstate, message)
             },
             _ => Self::new(sqlstate, message),

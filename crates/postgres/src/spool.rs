@@ -16,13 +16,11 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
+use braid_bgworker::reason::Reason;
 use braid_bgworker::sqlstate::SqlState;
 
 use crate::error::PgError;
 use crate::temporary_file::TemporaryFile;
-
-/// The error for data beyond `temp_file_limit`.
-pub const NO_ROOM: &str = "a transaction does not fit into temporary files";
 
 /// Number of bytes that are gathered before they are handed to the file, and that are read from it
 /// at once.
@@ -153,10 +151,12 @@ impl Spool {
         self.file
             .write(&self.buffer, self.handed)
             .map_err(|error| match error.sqlstate {
-                SqlState::ConfigurationLimitExceeded => {
-                    PgError::new(SqlState::ConfigurationLimitExceeded, NO_ROOM)
-                        .with_detail(error.message)
-                }
+                SqlState::ConfigurationLimitExceeded => PgError::new(
+                    SqlState::ConfigurationLimitExceeded,
+                    "a transaction does not fit into temporary files",
+                )
+                .with_detail(error.message)
+                .for_reason(Reason::SpoolFull),
                 _ => error,
             })?;
         self.handed += self.buffer.len() as u64;

@@ -27,6 +27,7 @@ struct FailureBody {
     lsn: u64,
     sqlstate: [u8; 5],
     comes_again: bool,
+    reason: u8,
     lengths: [u16; TEXTS],
     texts: [[u8; TEXT]; TEXTS],
 }
@@ -41,6 +42,8 @@ pub struct FailureReport {
     pub sqlstate: [u8; 5],
     /// The transaction is received once more, whatever the SQLSTATE says of other errors.
     pub comes_again: bool,
+    /// A number for the reason of an error that is handled differently; 0 for none.
+    pub reason: u8,
     /// Primary message, cut to 1,000 bytes.
     pub message: String,
     /// Detail, cut to 1,000 bytes; empty for none.
@@ -92,6 +95,7 @@ impl Failure {
             lsn: report.lsn,
             sqlstate: report.sqlstate,
             comes_again: report.comes_again,
+            reason: report.reason,
             lengths: [0; TEXTS],
             texts: [[0; TEXT]; TEXTS],
         };
@@ -127,6 +131,7 @@ impl Failure {
             lsn: body.lsn,
             sqlstate: body.sqlstate,
             comes_again: body.comes_again,
+            reason: body.reason,
             message: text(0),
             detail: text(1),
             hint: text(2),

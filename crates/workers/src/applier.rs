@@ -38,6 +38,7 @@ use std::time::{Duration, Instant};
 use braid_apply::{Session, StatementInHand, is_in_the_way};
 use braid_bgworker::applied::{Applied, Committing};
 use braid_bgworker::policy::{self, Policy};
+use braid_bgworker::reason::Reason;
 use braid_bgworker::sqlstate::SqlState;
 use braid_bgworker::taking::Mode;
 use braid_gir::{Begin, lsn_text};
@@ -118,6 +119,7 @@ fn report(ring: Ring, error: &PgError, lsn: u64, comes_again: bool) {
         lsn,
         sqlstate: error.sqlstate.code(),
         comes_again,
+        reason: error.reason.map_or(0, Reason::code),
         message: error.message.clone(),
         detail: error.detail.clone().unwrap_or_default(),
         hint: error.hint.clone().unwrap_or_default(),

@@ -9,6 +9,7 @@ fn report(message: &str) -> FailureReport {
         lsn: 77,
         sqlstate: *b"23505",
         comes_again: true,
+        reason: 3,
         message: message.into(),
         detail: "a detail".into(),
         hint: String::new(),
@@ -71,6 +72,7 @@ fn of_many_at_once_one_is_kept_whole() {
                         lsn: number,
                         sqlstate: [digit, b'0', b'0', b'0', b'0'],
                         comes_again: number % 2 == 0,
+                        reason: digit,
                         message: text.clone(),
                         detail: text.clone(),
                         context: format!("context {number}"),
@@ -88,6 +90,7 @@ fn of_many_at_once_one_is_kept_whole() {
         let digit = b'0' + u8::try_from(read.lsn).unwrap();
         assert_eq!(read.sqlstate, [digit, b'0', b'0', b'0', b'0']);
         assert_eq!(read.comes_again, read.lsn % 2 == 0);
+        assert_eq!(read.reason, digit);
         assert!(read.message == text && read.detail == text && read.hint == text);
     }
 }

@@ -255,10 +255,7 @@ impl Applier {
             left.xid
         );
         // The leader starts anew, and asks for it.
-        Ok(
-            PgError::new(SqlState::SerializationFailure, prepared::TO_BE_SENT_WHOLE)
-                .with_detail(reason),
-        )
+        Ok(prepared::to_be_sent_whole(reason))
     }
 
     /// Returns the kind of a transaction that is to be skipped, if it is prepared, or was.

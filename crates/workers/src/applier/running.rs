@@ -14,7 +14,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use braid_apply::{Item, Savepoint, Session};
-use braid_bgworker::running::{COMES_AGAIN, PATIENCE, Running, State, Supply};
+use braid_bgworker::reason::Reason;
+use braid_bgworker::running::{PATIENCE, Running, State, Supply};
 use braid_bgworker::sqlstate::SqlState;
 use braid_decoder::REPLACED_PREFIX;
 use braid_gir::{Begin, Reader, Record, Tag};
@@ -386,7 +387,11 @@ impl Applier {
                         .anew
                         .not_running
                         .store(running.xid(), Ordering::Relaxed);
-                    let error = PgError::new(SqlState::SerializationFailure, COMES_AGAIN);
+                    let error = PgError::new(
+                        SqlState::SerializationFailure,
+                        "a transaction that was applied while it ran is asked for again",
+                    )
+                    .for_reason(Reason::RunningGivenUp);
                     fail(self.post.ring, &error, transaction.end_lsn());
                     return false;
                 }

@@ -2,6 +2,7 @@
 //! by the copy workers.
 
 use braid_bgworker::copy_query::{OwnRows, Published, planned_rows};
+use braid_bgworker::reason::Reason;
 use braid_bgworker::sql_text::{quote_identifier, quote_literal};
 use braid_bgworker::sqlstate::SqlState;
 use braid_bgworker::{provider_snapshot, routing_copy};
@@ -27,9 +28,6 @@ pub struct Source {
     pub snapshot: String,
     as_owner: AsOwner,
 }
-
-/// The message of a table that the provider does not have.
-pub(super) const GONE: &str = "the provider has no such table any more";
 
 /// Tables of at most this many bytes are counted.
 const COUNTED: i64 = 1024 * 1024;
@@ -327,8 +325,12 @@ fn unpublished(
         publication_literals(publications)
     ))?;
     if found.get(0, 0) != Some("t") {
-        return Ok(PgError::new(SqlState::UndefinedTable, GONE)
-            .with_detail(format!("The table is \"{table}\".")));
+        return Ok(PgError::new(
+            SqlState::UndefinedTable,
+            "the provider has no such table any more",
+        )
+        .with_detail(format!("The table is \"{table}\"."))
+        .for_reason(Reason::TableDropped));
     }
     if found.get(0, 1) == Some("t") {
         return Ok(PgError::new(

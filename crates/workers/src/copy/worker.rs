@@ -10,6 +10,7 @@ use braid_apply::{is_in_the_way, meanwhile};
 use braid_bgworker::copy_query::{OwnRows, Published};
 use braid_bgworker::key_columns::KeyColumn;
 use braid_bgworker::policy;
+use braid_bgworker::reason::Reason;
 use braid_bgworker::sqlstate::SqlState;
 use braid_node::origin::COPIED;
 use braid_node::rate_limit::Limiter;
@@ -23,7 +24,7 @@ use pgrx::pg_sys;
 
 use super::load::{Filled, Filling, Purpose, Target};
 use super::record::{From, Start, begin, finish, key, leave_as_it_is, record_failure, record_plan};
-use super::source::{GONE, Source};
+use super::source::Source;
 use super::{held, is_permanent, try_lock, versions};
 
 /// The task of a copy worker.
@@ -175,7 +176,7 @@ fn run(task: &Task) -> Result<(), PgError> {
     let published = source.published(publications, &start.namespace, &start.name, since, &node);
     let mut published = match published {
         // No table is there to be copied. Changes from before it was dropped arrive by the stream.
-        Err(failure) if failure.message == GONE => {
+        Err(failure) if failure.reason == Some(Reason::TableDropped) => {
             pgrx::log!(
                 "{}: the table is not at the provider any more, and not copied",
                 worker::my_name()

@@ -36,17 +36,17 @@ use std::time::{Duration, Instant};
 
 use braid_apply::take_rule;
 use braid_bgworker::policy::{self, AfterStop, Policy};
+use braid_bgworker::reason::Reason;
 use braid_bgworker::remedy::{Subject, with_arguments};
-use braid_bgworker::running::COMES_AGAIN;
 use braid_bgworker::sqlstate::SqlState;
 use braid_gir::lsn_text;
 use braid_node::registry::{self, Activity, SubscriptionEntry};
 use braid_node::subscription::{self, InitialCopy};
-use braid_node::{crash, owners, prepared as local, settings, standing};
+use braid_node::{crash, owners, settings, standing};
 use braid_postgres::error::{self, PgError};
 use braid_postgres::libpq::{self, Connection, Mode};
 use braid_postgres::wait::{self, Wait};
-use braid_postgres::{latch, process, server, spool, timestamp, worker};
+use braid_postgres::{latch, process, server, timestamp, worker};
 use pgrx::pg_sys;
 
 use crate::copy::Coordinator;
@@ -115,17 +115,17 @@ impl From<libpq::Error> for End {
             error.message = format!("connection to the provider: {}", error.message);
             return Self::Transient(error, 0);
         }
-        match policy::for_provider(error.sqlstate.refined(&error.message)) {
+        match policy::for_refusal(error.sqlstate, error.reason) {
             Policy::Stop if error.in_recovery => {
                 error.message = format!("the provider reported: {}", error.message);
                 Self::Transient(error.with_hint(policy::STANDBY_HINT), 0)
             }
             Policy::Stop => {
                 if error.hint.is_none() {
-                    let hint = policy::provider_hint(error.sqlstate, &error.message);
+                    let hint = policy::provider_hint(error.sqlstate, error.reason);
                     error = error.with_hint(hint);
                 }
-                let may_pass = policy::is_wal_removed(error.sqlstate, &error.message);
+                let may_pass = error.reason == Some(Reason::WalRemoved);
                 error.message = format!("the provider reported: {}", error.message);
                 if may_pass {
                     Self::Transient(error, 0)
@@ -203,7 +203,7 @@ fn finish(id: u32, entry: &SubscriptionEntry, end: End) {
             (error, 0, true, after)
         }
         End::Refused(error) => {
-            let after = policy::after_refusal(error.sqlstate, &error.message);
+            let after = policy::after_refusal(error.sqlstate, error.reason);
             (error, 0, true, after)
         }
     };
@@ -211,7 +211,7 @@ fn finish(id: u32, entry: &SubscriptionEntry, end: End) {
     let mut permanent = permanent
         || (error.sqlstate == SqlState::ProtocolViolation && failures >= GARBLED_ATTEMPTS)
         || (!error.in_recovery
-            && policy::is_wal_removed(error.sqlstate, &error.message)
+            && error.reason == Some(Reason::WalRemoved)
             && failures >= REMOVED_ATTEMPTS);
     let recorded = error::transaction(|| {
         let Some(subscription) = subscription::load(id)? else {
@@ -347,7 +347,10 @@ fn lead(id: u32, entry: &'static SubscriptionEntry) -> Result<(), End> {
     }
     reception.stop_appliers();
     if let Err(End::Transient(error, _)) = &outcome
-        && [local::TO_BE_SENT_WHOLE, COMES_AGAIN].contains(&error.message.as_str())
+        && matches!(
+            error.reason,
+            Some(Reason::SendOnceCommitted | Reason::RunningGivenUp)
+        )
     {
         // Nothing has failed: the provider is to be asked in another way.
         entry.failures.store(0, Ordering::Release);
@@ -355,7 +358,7 @@ fn lead(id: u32, entry: &'static SubscriptionEntry) -> Result<(), End> {
         return Ok(());
     }
     if let Err(End::Transient(error, _) | End::Permanent(error, _) | End::Refused(error)) = &outcome
-        && error.message == spool::NO_ROOM
+        && error.reason == Some(Reason::SpoolFull)
     {
         pgrx::log!(
             "subscription \"{}\" asks for large transactions once they have committed: {}",

@@ -2,6 +2,7 @@
 //! the provider's state.
 
 use braid_bgworker::policy;
+use braid_bgworker::reason::Reason;
 use braid_bgworker::sql_text::{quote_identifier, quote_literal};
 use braid_bgworker::sqlstate::SqlState;
 use braid_gir::{lsn_text, parse_lsn};
@@ -265,7 +266,7 @@ pub(super) fn check_provider(
                 "replication slot \"{}\" does not exist at the provider",
                 subscription.options.slot_name
             ),
-            policy::provider_hint(SqlState::UndefinedObject, "replication slot"),
+            policy::provider_hint(SqlState::UndefinedObject, Some(Reason::SlotMissing)),
         );
     }
     if rows.get(0, 0) != Some("braid") {
@@ -297,7 +298,10 @@ pub(super) fn check_provider(
                 "the provider has removed WAL that slot \"{}\" needs",
                 subscription.options.slot_name
             ),
-            policy::provider_hint(SqlState::ObjectNotInPrerequisiteState, "removed"),
+            policy::provider_hint(
+                SqlState::ObjectNotInPrerequisiteState,
+                Some(Reason::SlotInvalidated),
+            ),
         );
     }
     let names = subscription::publication_literals(&subscription.options.publications);
@@ -309,7 +313,7 @@ pub(super) fn check_provider(
         return permanent(
             SqlState::UndefinedObject,
             format!("publication \"{missing}\" does not exist at the provider"),
-            policy::provider_hint(SqlState::UndefinedObject, "publication"),
+            policy::provider_hint(SqlState::UndefinedObject, Some(Reason::PublicationMissing)),
         );
     }
     let rows = connection.query(&format!(

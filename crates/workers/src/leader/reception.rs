@@ -13,6 +13,7 @@ use std::time::Instant;
 use braid_bgworker::contact::Contact;
 use braid_bgworker::dictionary::Dictionary;
 use braid_bgworker::policy::{self, Policy};
+use braid_bgworker::reason::Reason;
 use braid_bgworker::resumption::{HalfApplied, Resumption};
 use braid_bgworker::sql_text::{quote_identifier, quote_option};
 use braid_bgworker::sqlstate::SqlState;
@@ -440,6 +441,7 @@ impl Reception {
             let mut error = PgError {
                 detail: some(failure.detail),
                 hint: some(failure.hint),
+                reason: Reason::from_code(failure.reason),
                 ..PgError::new(SqlState::from_code(failure.sqlstate), failure.message)
             };
             if let Some(context) = some(failure.context) {

@@ -4,9 +4,8 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use braid_bgworker::sqlstate::SqlState;
 use braid_node::prepared;
-use braid_postgres::error::{self, PgError};
+use braid_postgres::error;
 
 use super::End;
 use super::reception::Reception;
@@ -67,10 +66,6 @@ impl Reception {
                 self.subscription.name
             );
         }
-        Err(End::Transient(
-            PgError::new(SqlState::SerializationFailure, prepared::TO_BE_SENT_WHOLE)
-                .with_detail(REASON),
-            0,
-        ))
+        Err(End::Transient(prepared::to_be_sent_whole(REASON), 0))
     }
 }
