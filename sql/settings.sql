@@ -6,6 +6,12 @@ select name, setting, unit, vartype, min_val, max_val, context, boot_val, catego
   from pg_settings where name like 'braid.%' order by name collate "C";
 -- each says what changes
 select name from pg_settings where name like 'braid.%' and short_desc = '';
+-- settings for tests are in no list; SHOW knows them
+show braid.parallel_apply;
+show braid.leader_applies;
+show braid.max_table_counters;
+show braid.max_transaction_crashes;
+show braid.purge_interval;
 -- not for a session to change
 set braid.appliers_per_subscription = 4;
 \echo :SQLSTATE

@@ -8,9 +8,12 @@ use braid_postgres::plain;
 use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum};
 
 mod balancer;
+mod for_tests;
 pub mod timers;
 
 pub use balancer::balancer;
+pub use for_tests::{ParallelApply, leader_applies, parallel_apply};
+pub(crate) use for_tests::{max_crashes, max_table_counters};
 
 /// The action at a commit if the node's clock is too far behind the versions that it has seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PostgresGucEnum)]
@@ -40,8 +43,6 @@ static ROWS_PER_APPLIER: GucSetting<i32> = GucSetting::<i32>::new(0);
 static COPY_WORKERS: GucSetting<i32> = GucSetting::<i32>::new(2);
 static APPLY_BUFFER_MB: GucSetting<i32> = GucSetting::<i32>::new(16);
 static MAX_SUBSCRIPTIONS: GucSetting<i32> = GucSetting::<i32>::new(64);
-static MAX_TABLE_COUNTERS: GucSetting<i32> = GucSetting::<i32>::new(32_768);
-static LEADER_APPLIES: GucSetting<bool> = GucSetting::<bool>::new(true);
 static DDL_REPLICATION: GucSetting<DdlReplication> =
     GucSetting::<DdlReplication>::new(DdlReplication::Auto);
 
@@ -90,26 +91,11 @@ static ROUTING_WAIT_MS: GucSetting<i32> = GucSetting::<i32>::new(10_000);
 static CLOCK_SKEW_LIMIT_MS: GucSetting<i32> = GucSetting::<i32>::new(0);
 static CLOCK_SKEW_ACTION: GucSetting<SkewAction> =
     GucSetting::<SkewAction>::new(SkewAction::Warning);
-static MAX_TRANSACTION_CRASHES: GucSetting<i32> = GucSetting::<i32>::new(3);
 static MAX_PARKED: GucSetting<i32> = GucSetting::<i32>::new(1000);
 static MAX_PARKED_SIZE_MB: GucSetting<i32> = GucSetting::<i32>::new(256);
 static RETRY_INTERVAL_MS: GucSetting<i32> = GucSetting::<i32>::new(1000);
 static RETRY_INTERVAL_MAX_MS: GucSetting<i32> = GucSetting::<i32>::new(60_000);
 static STOPPED_RETRY_INTERVAL_MS: GucSetting<i32> = GucSetting::<i32>::new(10_000);
-
-static PARALLEL_APPLY: GucSetting<ParallelApply> =
-    GucSetting::<ParallelApply>::new(ParallelApply::Auto);
-
-/// `braid.parallel_apply`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PostgresGucEnum)]
-pub enum ParallelApply {
-    /// One applier takes transactions where all of them are not faster.
-    #[name = c"auto"]
-    Auto,
-    /// Each applier takes transactions.
-    #[name = c"always"]
-    Always,
-}
 
 static REMEMBER_DELETIONS: GucSetting<RememberDeletions> =
     GucSetting::<RememberDeletions>::new(RememberDeletions::Auto);
@@ -327,15 +313,6 @@ fn register_choices() {
         GucFlags::empty(),
     );
     GucRegistry::define_enum_guc(
-        c"braid.parallel_apply",
-        c"Whether all appliers of a subscription take transactions.",
-        c"With auto, one of them does while all together are not faster, which is tried now and then as long as transactions wait. Where \
-          commits need no order all always do.",
-        &PARALLEL_APPLY,
-        GucContext::Sighup,
-        GucFlags::empty(),
-    );
-    GucRegistry::define_enum_guc(
         c"braid.remember_deletions",
         c"Remember which rows were deleted, so that older changes from other nodes do not bring them back.",
         c"With auto, where changes of the same row can come from several nodes. It takes a worker process and a replication slot, \
@@ -431,25 +408,6 @@ pub fn register() {
             flags: GucFlags::empty(),
         },
         Int {
-            name: c"braid.max_table_counters",
-            short: c"Number of tables whose changes are counted by table, over all subscriptions of this server.",
-            long: c"Each takes 108 bytes of shared memory. Further tables of a subscription are counted together.",
-            setting: &MAX_TABLE_COUNTERS,
-            range: (0, 10_000_000),
-            context: GucContext::Postmaster,
-            flags: GucFlags::empty(),
-        },
-        Int {
-            name: c"braid.max_transaction_crashes",
-            short: c"Number of times in a row that the server may crash at one transaction before its subscription stops.",
-            long: c"Counts where a process of the subscription died by a signal while it applied the transaction, or copied a table. 0 turns \
-                this off. Takes effect when a subscription's workers start.",
-            setting: &MAX_TRANSACTION_CRASHES,
-            range: (0, 1000),
-            context: GucContext::Sighup,
-            flags: GucFlags::empty(),
-        },
-        Int {
             name: c"braid.orphan_check_interval",
             short: c"Pause between two looks for rows whose referenced row is missing.",
             long: c"In tables for which braid.set_foreign_key_rule was called. 0: they are not looked for.",
@@ -466,6 +424,7 @@ pub fn register() {
         .chain(of_retries())
         .chain(of_clocks())
         .chain(of_parking())
+        .chain(for_tests::all())
         .chain(timers::all())
         .chain(balancer::all())
         .chain(ints)
@@ -486,14 +445,7 @@ pub fn register() {
             int.flags,
         );
     }
-    GucRegistry::define_bool_guc(
-        c"braid.leader_applies",
-        c"Have a small transaction that comes alone applied by the leader itself, without waking an applier.",
-        c"It does so only while nothing else is in hand, and waits for nothing meanwhile: what would have to wait goes to an applier.",
-        &LEADER_APPLIES,
-        GucContext::Sighup,
-        GucFlags::empty(),
-    );
+    for_tests::register();
     crate::versions::register();
     register_choices();
     register_ddl_options();
@@ -552,18 +504,6 @@ pub fn max_subscriptions() -> usize {
     size(MAX_SUBSCRIPTIONS.get())
 }
 
-/// `braid.max_table_counters`.
-#[must_use]
-pub(crate) fn max_table_counters() -> usize {
-    size(MAX_TABLE_COUNTERS.get())
-}
-
-/// `braid.max_transaction_crashes`; 0 for no limit.
-#[must_use]
-pub(crate) fn max_crashes() -> u64 {
-    u64::try_from(MAX_TRANSACTION_CRASHES.get()).unwrap_or(0)
-}
-
 /// `braid.ddl_replication`.
 #[must_use]
 pub fn ddl_replication() -> DdlReplication {
@@ -582,22 +522,10 @@ pub(crate) fn replicate_roles() -> bool {
     REPLICATE_ROLES.get()
 }
 
-/// `braid.leader_applies`.
-#[must_use]
-pub fn leader_applies() -> bool {
-    LEADER_APPLIES.get()
-}
-
 /// `braid.conflict_history`.
 #[must_use]
 pub fn conflict_history() -> ConflictHistory {
     CONFLICT_HISTORY.get()
-}
-
-/// `braid.parallel_apply`.
-#[must_use]
-pub fn parallel_apply() -> ParallelApply {
-    PARALLEL_APPLY.get()
 }
 
 /// `braid.remember_deletions`.

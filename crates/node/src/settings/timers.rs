@@ -1,13 +1,14 @@
 //! The intervals of the periodic work of Braid's processes.
 //!
 //! These settings exist for tests, which would else wait for a minute until something old is
-//! removed. They are in no list of settings (`GUC_NO_SHOW_ALL`); `SHOW` and `ALTER SYSTEM` know
-//! them by name. A process reads its settings again at SIGHUP.
+//! removed. They are in no list of settings ([`HIDDEN`]); `SHOW` and `ALTER SYSTEM` know them by
+//! name. A process reads its settings again at SIGHUP.
 
 use std::time::Duration;
 
 use pgrx::{GucContext, GucFlags, GucSetting};
 
+use super::for_tests::HIDDEN;
 use super::{Int, milliseconds};
 
 static SUPERVISOR: GucSetting<i32> = GucSetting::<i32>::new(30_000);
@@ -25,7 +26,7 @@ pub(super) fn all() -> [Int; 5] {
         setting,
         range: (100, 3_600_000),
         context: GucContext::Sighup,
-        flags: GucFlags::UNIT_MS | GucFlags::NO_SHOW_ALL,
+        flags: GucFlags::UNIT_MS | HIDDEN,
     };
     [
         timer(
