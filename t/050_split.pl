@@ -262,7 +262,7 @@ my $doubtful = sub {
 for (qw(digest commit_lsn))
 {
 	$status = $doubtful->($_);
-	like($status->{last_error}, $_ eq 'digest' ? qr/came otherwise than before/ : qr/does not come any more/, "the error is said, $_");
+	like($status->{last_error}, $_ eq 'digest' ? qr/came otherwise than before/ : qr/is no longer available/, "the error is said, $_");
 	$paris->safe_psql('postgres', "update braid.split_progress set $_ = $_ + 1; select braid.enable_subscription('$name')");
 	$lock->query_safe('commit');
 	caught_up($paris, $tokyo);

@@ -255,7 +255,7 @@ is(sql($kobe, 'select sum(n) from stock where id between 100 and 102'), $sum{n} 
 sql($kobe, sprintf(q[select braid.create_subscription('kobe_from_paris', $dsn$%s$dsn$, copy_data => false, origin => 'any')], Braid::dsn($paris)));
 sql($kobe, q[select braid.wait_for_subscription('kobe_from_paris')]);
 sql($paris, 'update stock set n = n + 1 where id = 100');
-$kobe->poll_query_until('postgres', q[select count(*) > 0 from braid.subscription where error_sqlstate = '55000' and error_message like '%by two ways%']) or die;
+$kobe->poll_query_until('postgres', q[select count(*) > 0 from braid.subscription where error_sqlstate = '55000' and error_message like '%by two paths%']) or die;
 pass('and is refused');
 
 done_testing();

@@ -112,5 +112,5 @@ stop_load();
 # One that its session has left.
 $tokyo->safe_psql('postgres', $_) for split /\n/, $tokyo->safe_psql('postgres', q[select format('commit prepared %L', gid) from pg_prepared_xacts]);
 applied_or_parked($oslo, $name);
-like(slurp_file($oslo->logfile), qr/instead of preparing it: It can't be applied\..*has parked the transaction/s, 'prepared ones were parked');
+like(slurp_file($oslo->logfile), qr/instead of preparing it: It cannot be applied\..*has parked the transaction/s, 'prepared ones were parked');
 done_testing();

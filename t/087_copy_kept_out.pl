@@ -37,7 +37,7 @@ $paris->safe_psql('postgres', 'insert into account values (9, 9)');
 caught_up($oslo, $paris);
 $holder->query_safe('select pg_advisory_unlock(1)');
 $holder->quit;
-stops('beside another row', qr/rows that are in table "public.account" here keep 1 of the provider's out/);
+stops('beside another row', qr/rows in table "public.account" conflict with 1 of the provider's rows/);
 is($oslo->safe_psql('postgres', 'select string_agg(id::text, $$ $$) from account'), '9', 'nothing was copied then either');
 
 # Without the key the table is copied again.

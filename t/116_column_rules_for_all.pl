@@ -139,7 +139,7 @@ sub refused
 }
 my @forward = ([ $paris, 'paris_from_tokyo' ], [ $rome, 'rome_from_paris' ], [ $lima, 'lima_from_rome' ]);
 sql($tokyo, q[select braid.set_column_rule('late', 'n', 'delta', on_all_nodes => true)]);
-refused(qr/^column "n" of table public\.late can't have rule "delta"$/, qr/old value.* Node "tokyo" has set it on all nodes\./, qr/ALTER TABLE public\.late REPLICA IDENTITY FULL.*braid\.enable_subscription/,
+refused(qr/^column "n" of table public\.late cannot have rule "delta"$/, qr/old value.* Node "tokyo" has set it on all nodes\./, qr/ALTER TABLE public\.late REPLICA IDENTITY FULL.*braid\.enable_subscription/,
 	'alter table late replica identity full', 'no whole old rows', @forward);
 all_have('late n delta t, stock n delta t', 'then they have it');
 sql($tokyo, q[alter table late add column high int]);
@@ -148,7 +148,7 @@ refused(qr/^column "high" of table public\.late does not exist here/, qr/Node "t
 sql($tokyo, q[create table another (id int primary key, n int)]);
 sql($tokyo, q[select braid.set_column_rule('another', 'n', 'max', on_all_nodes => true)]);
 refused(qr/^table public\.another does not exist here/, qr/Node "tokyo"/, qr/Create the table.*braid\.enable_subscription.*braid\.skip_transaction/, 'create table another (id int, n int)', 'no table', $forward[0]);
-refused(qr/^column "n" of table public\.another can't have rule "max"$/, qr/no primary key/, qr/Add a primary key.*braid\.enable_subscription/, 'alter table another add primary key (id)', 'no primary key', $forward[0]);
+refused(qr/^column "n" of table public\.another cannot have rule "max"$/, qr/no primary key/, qr/Add a primary key.*braid\.enable_subscription/, 'alter table another add primary key (id)', 'no primary key', $forward[0]);
 refused(qr/^table public\.another does not exist here/, qr/Node "tokyo"/, qr/Create the table/, 'create table another (id int primary key, n int)', 'no table', @forward[ 1, 2 ]);
 all_have('another n max t, late n delta t, late high max t, stock n delta t', 'with all that, all have them');
 
@@ -173,7 +173,7 @@ sql($tokyo, q[
 	select braid.set_column_rule('late', 'high', 'min');
 ]);
 subscribe($oslo, $tokyo, publications => "'{part}'", wait => 0);
-refused(qr/^column "n" of table public\.stock can't have rule "delta"$/, qr/Node "tokyo"/, qr/ALTER TABLE public\.stock REPLICA IDENTITY FULL.*braid\.enable_subscription/, 'alter table stock replica identity full', 'joining', [ $oslo, 'oslo_from_tokyo' ]);
+refused(qr/^column "n" of table public\.stock cannot have rule "delta"$/, qr/Node "tokyo"/, qr/ALTER TABLE public\.stock REPLICA IDENTITY FULL.*braid\.enable_subscription/, 'alter table stock replica identity full', 'joining', [ $oslo, 'oslo_from_tokyo' ]);
 sql($oslo, q[select braid.wait_for_subscription('oslo_from_tokyo')]);
 caught_up($oslo, $tokyo);
 is(rules($oslo), 'late n delta t, stock n delta t, stock high max t', 'it has what counts on all');

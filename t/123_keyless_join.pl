@@ -80,7 +80,7 @@ cut($tokyo_from_paris);
 at($paris, q[insert into log values (6, 'on its way')], q[delete from bag where id = 3]);
 caught_up($oslo, $paris);
 at($oslo, "select braid.resync_table('$oslo_from_tokyo', '$_')") for qw(log bag);
-ok(wait_until(sub { table_state($oslo, $oslo_from_tokyo, 'log') =~ /has not yet applied what node "paris" has written, and is here/ }, 30), 'the copy waits, and says for what');
+ok(wait_until(sub { table_state($oslo, $oslo_from_tokyo, 'log') =~ /has not yet applied all changes of node "paris" that this node has/ }, 30), 'the copy waits, and says for what');
 heal($tokyo_from_paris);
 sql($oslo, "select braid.wait_for_subscription('$oslo_from_tokyo')");
 converged($tokyo, $paris, $oslo);

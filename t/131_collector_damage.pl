@@ -32,7 +32,7 @@ $tokyo->start;
 sql($tokyo, q[commit prepared 'removal'; delete from item]);
 ok($tokyo->poll_query_until('postgres', q[select count(*) = 1 from braid.tombstone where relation = 'item'::regclass and origin_id = 0]), 'deletions are collected beside it');
 is(sql($tokyo, 'select count(*) from braid.taken_row'), 2, 'and what can be read of what was taken out');
-ok($tokyo->log_contains(qr/WARNING:.*a row that was taken out of a table without a key can't be read: .*missing chunk|WARNING:.*a row that was taken out of a table without a key can't be read: could not read block/), 'the log says what can not');
+ok($tokyo->log_contains(qr/WARNING:.*could not read a deleted row of a table without a key: .*missing chunk|WARNING:.*could not read a deleted row of a table without a key: could not read block/), 'the log says what can not');
 ok($tokyo->poll_query_until('postgres', q[select coalesce(collected_lsn >= pg_current_wal_flush_lsn(), false) from braid.deletion_activity()]), 'it goes on');
 converged(@nodes);
 is(sql($paris, 'select count(*) from bag'), 0, 'paris has all of it');

@@ -184,10 +184,10 @@ for my $mode (qw(parallel batch))
 	converged(@nodes);
 	is(on_each(qq[select count(*) from orders where id = $late_line]), '0 / 0 / 0', "$mode: the order stays deleted");
 
-	ok(wait_until(sub { on_each(why($taken + 1)) =~ m{^(record local the referenced row is missing in public.orders \{"id": \d+\}, and can't be put back: [^/]+( / |$)){3}$} }, 60), "$mode: a row that lost under a unique key is recorded")
+	ok(wait_until(sub { on_each(why($taken + 1)) =~ m{^(record local the referenced row is missing in public.orders \{"id": \d+\}, and cannot be put back: [^/]+( / |$)){3}$} }, 60), "$mode: a row that lost under a unique key is recorded")
 	  or diag(on_each(why($taken + 1)));
 	is(on_each($orphans), join(' / ', ($helpless) x 3), "$mode: it stays");
-	my $no_image = q[record local the referenced row is missing in public.orders {"id": 2}, and can't be put back: no image of it is here];
+	my $no_image = q[record local the referenced row is missing in public.orders {"id": 2}, and cannot be put back: no image of it is here];
 	ok(wait_until(sub { on_each(why(40)) eq join ' / ', ($no_image) x 3 }, 60), "$mode: a row without an image, too") or diag(on_each(why(40)));
 	sql($tokyo, qq[delete from line where id in (40, $taken + 1)]);
 	converged(@nodes);

@@ -81,6 +81,6 @@ ok($paris->poll_query_until('postgres', q{select count(*) = 2 and bool_and(state
   or diag(sql($paris, 'table braid.recovery'));
 like(sql($paris, q{select not_kept from braid.recovery where node = 'paris'}), qr/^no node keeps transactions that node tokyo committed between \S+ and \S+ any more$/, 'and says what was not kept')
   or diag(sql($paris, 'table braid.recovery'));
-ok($paris->log_contains(qr/transactions that removed node "tokyo" committed between .* can't be had any more.*HINT:  Find the rows with braid.compare/s), 'with a hint');
+ok($paris->log_contains(qr/transactions that removed node "tokyo" committed between .* are no longer available.*HINT:  Find the rows with braid.compare/s), 'with a hint');
 
 done_testing();

@@ -54,7 +54,7 @@ sql($lima, q{update item set v = 'lima' where id between 31 and 35});
 my $oslo = server('oslo');
 joins_without($oslo, $tokyo);
 is(sql($tokyo, $holds), 'paris for oslo', 'tokyo holds back what oslo needs');
-like(refusal($oslo, q{select braid.wait_for_group('1 s')}), qr/Node "paris" can't be reached from here/, 'waiting for the group says who is missing');
+like(refusal($oslo, q{select braid.wait_for_group('1 s')}), qr/Node "paris" cannot be reached from here/, 'waiting for the group says who is missing');
 sql($oslo, q{update item set v = 'oslo' where id between 41 and 45});
 $tokyo->restart;
 # Not from one that joined in the same way: it knows what was deleted by its own copy only.

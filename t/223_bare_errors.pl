@@ -70,7 +70,7 @@ for my $call (
 	$older->query_safe('begin isolation level repeatable read; select count(*) from braid.nodes');
 	$paris->safe_psql('postgres', $call);
 	$older->query("\\set VERBOSITY verbose\n\\set SHOW_CONTEXT always\n$call");
-	like($older->{stderr}, qr/ERROR:  (40001: another session has changed the same at the same time\nDETAIL:.*\nHINT|42710: )/, "an older snapshot, $call: what it is told");
+	like($older->{stderr}, qr/ERROR:  (40001: another session has changed the same object at the same time\nDETAIL:.*\nHINT|42710: )/, "an older snapshot, $call: what it is told");
 	unlike($older->{stderr}, qr/SQL statement|update braid/i, "an older snapshot, $call: nothing of the statement");
 	$older->quit;
 }

@@ -62,8 +62,8 @@ sub refused
 refused('the connection string in member_dsn leads back to this database', 'a member that is the caller', member => $paris->connstr('postgres'));
 refused('the connection string in dsn does not lead to this database\n.*DETAIL:  It leads to database "postgres" of another server', 'the address of the member in the place of its own', dsn => $there);
 refused('the connection string in dsn does not lead to this database\n.*DETAIL:  It leads to database "template1" of this server', 'another database of the server', dsn => $paris->connstr('template1'));
-refused('node "tokyo" refuses: it can\'t connect to node "newcomer" by the connection string in dsn\n.*DETAIL:  .*not found', 'an address that the member does not know', dsn => 'service=own dbname=postgres password=secret4711');
-like(slurp_file($tokyo->logfile), qr/can't connect to node "newcomer"/, 'the member logs it');
+refused('node "tokyo" refuses: it cannot connect to node "newcomer" by the connection string in dsn\n.*DETAIL:  .*not found', 'an address that the member does not know', dsn => 'service=own dbname=postgres password=secret4711');
+like(slurp_file($tokyo->logfile), qr/cannot connect to node "newcomer"/, 'the member logs it');
 unlike(slurp_file($_->logfile), qr/secret4711|@{[unpack 'H*', 'secret4711']}/i, '... without the password: ' . $_->name) for $tokyo, $paris;
 service($tokyo, $tokyo);
 refused('node "tokyo" refuses: from there the connection string in dsn does not lead to node "newcomer"\n.*DETAIL:  It leads to database "postgres" of another server', 'an address that leads from the member to the member', dsn => 'service=own dbname=postgres');
@@ -113,7 +113,7 @@ for my $database (qw(latin ascii))
 {
 	$paris->safe_psql($database, 'create extension braid');
 	my $encoding = $database eq 'latin' ? 'LATIN1' : 'SQL_ASCII';
-	refused("rows of node \"tokyo\" can't be converted from encoding UTF8 to $encoding", "a database in $encoding", database => $database);
+	refused("rows of node \"tokyo\" cannot be converted from encoding UTF8 to $encoding", "a database in $encoding", database => $database);
 }
 
 # pg_dump: a server whose programs are elsewhere.
@@ -130,11 +130,11 @@ sql($bare, 'create extension braid');
 refused('could not run pg_dump: .*\n.*DETAIL:  It is looked for as \S+/bin/pg_dump\.\n.*HINT:  Install PostgreSQL\'s client programs', 'no pg_dump', node => $bare);
 append_to_file("$programs/bin/pg_dump", "#!/bin/sh\necho 'pg_dump (PostgreSQL) 14.9 (Debian 14.9-1)'\n");
 chmod 0755, "$programs/bin/pg_dump";
-refused('pg_dump 14 can\'t read the schema of PostgreSQL \d+\n.*HINT:  pg_dump reads servers of its own version and older', 'an older pg_dump', node => $bare);
+refused('pg_dump 14 cannot read the schema of PostgreSQL \d+\n.*HINT:  pg_dump reads servers of its own version and older', 'an older pg_dump', node => $bare);
 unlink "$programs/bin/pg_dump";
 append_to_file("$programs/bin/pg_dump", "#!/bin/sh\necho hello\n");
 chmod 0755, "$programs/bin/pg_dump";
-refused('pg_dump does not tell its version', 'another program of that name', node => $bare);
+refused('could not determine the version of pg_dump', 'another program of that name', node => $bare);
 
 # Roles that the schema names
 refused('roles that the schema of node "tokyo" names are missing here\n.*DETAIL:  Roles: replicator\.\n.*HINT:  Create them', 'a role with rights on a table');

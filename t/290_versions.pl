@@ -269,7 +269,7 @@ $standby->init_from_backup($tokyo, 'b', has_streaming => 1);
 $standby->start;
 $tokyo->wait_for_catchup($standby);
 is(sql($standby, 'select amount from stock'), '81', 'a standby has the rows');
-like(refusal($standby, q[begin isolation level repeatable read; set local braid.versions = 'read stock']), qr/versioned transactions can't run on a standby.*Run them on the primary/s, 'and no versioned transactions');
+like(refusal($standby, q[begin isolation level repeatable read; set local braid.versions = 'read stock']), qr/versioned transactions cannot run on a standby.*Run them on the primary/s, 'and no versioned transactions');
 like(refusal($standby, q[call braid.read_current('stock')]), qr/a standby does not know which writes are current/, 'and no current reads');
 $standby->stop;
 
@@ -278,7 +278,7 @@ my $paris = new_server('paris', init => ['--data-checksums']);
 sql($paris, 'create extension braid');
 my ($there, $here) = ($tokyo->connstr('postgres'), $paris->connstr('postgres'));
 like(refusal($paris, "select braid.join_group(\$d\$$there\$d\$, node_name => 'paris', dsn => \$d\$$here\$d\$)"),
-	qr/a node with data can't join yet, as the group has versioned tables/, 'no node with data joins');
+	qr/a node with data cannot join yet, as the group has versioned tables/, 'no node with data joins');
 
 # Unversioned, it is a table as before.
 sql($tokyo, "select braid.unversion_table('$_')") for qw(stock accounts chain);

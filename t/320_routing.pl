@@ -58,7 +58,7 @@ sub at_home
 like(refusal($tokyo, "$route)"), qr/^psql.*table public.orders has rows.*HINT:  Use existing => 'move'/s, 'rows are refused without move');
 like(refusal($tokyo, q[select braid.route_table('orders', 'item', 'order_id', 'created_at')]), qr/ERROR/, 'an expression that is in no key');
 like(refusal($tokyo, "$route, existing => 'x')"), qr/invalid value "x" for existing/, 'a word that is none');
-like(refusal($tokyo, "$route, copies => 2, existing => 'move')"), qr/3 nodes can't be divided into sets of 2/, 'sets that do not come out even');
+like(refusal($tokyo, "$route, copies => 2, existing => 'move')"), qr/3 nodes cannot be divided into sets of 2/, 'sets that do not come out even');
 like(refusal($tokyo, q[select braid.add_routing_rule('orders', 4, '{1}')]), qr/table public.orders is not routed/, 'a rule for a table that is not routed');
 like(refusal($tokyo, q[select * from braid.route('orders', '1', '1')]), qr/table public.orders is not routed/, 'the route of a table that is not routed');
 is(sql($paris, 'select count(*) from braid.routed_tables'), 0, 'nothing is routed');
@@ -161,7 +161,7 @@ $_->stop('fast') for $paris, $oslo;
 my ($mine) = grep { home($tokyo, 7, $_, sql($tokyo, 'select now()')) eq 'tokyo' } 20001 .. 20100;
 ok($tokyo->poll_query_until('postgres', q[select closed_upto < now() from braid.routing_activity]), 'the window is over');
 like(refusal($tokyo, "set braid.routing_wait = '1 s'; insert into orders values (7, $mine, now(), 'cut off')"),
-	qr/rows of routed table public.orders can't be created now.*DETAIL:  No majority.*HINT:/s, 'without a majority no row is created');
+	qr/rows of routed table public.orders cannot be created now.*DETAIL:  No majority.*HINT:/s, 'without a majority no row is created');
 my ($kept) = split /\n/, sql($tokyo, q[select order_id from orders limit 1]);
 sql($tokyo, "update orders set item = 'alone' where order_id = $kept");
 is(sql($tokyo, q[select count(*) from braid.route_query('orders', '8')]), 3, 'a read that can not know asks all');

@@ -1882,7 +1882,7 @@ begin
     if n < 3 then
         raise exception using errcode = 'object_not_in_prerequisite_state',
             message = format('table %s has fewer than three rows to try the function on', relation),
-            hint = 'Fill the table, or a copy of it, with rows like those that will meet.';
+            hint = 'Fill the table, or a copy of it, with rows like those that will conflict.';
     end if;
     key := (select coalesce(jsonb_object_agg(k, sample[1] -> k), '{}') from unnest(key_names) k);
     sample := array(select r || key from unnest(sample) r);
@@ -3516,7 +3516,7 @@ values
     select 'notice', p.pubname::text, format('publication "%s" has no table', p.pubname), format('alter publication %I add table ...;', p.pubname)
       from pg_publication p where not p.puballtables
        and not exists (select from pg_get_publication_tables(p.pubname))$$),
-('replica_identity', false, 'rows of a published table can''t be updated or deleted', $$
+('replica_identity', false, 'rows of a published table cannot be updated or deleted', $$
     select 'warning', c.oid::regclass::text, format('published table %s has no replica identity, so its rows can be neither updated nor deleted', c.oid::regclass),
            format('alter table %s replica identity full;  -- or, better, give it a primary key', c.oid::regclass)
       from pg_class c where c.oid = any ($1) and c.relkind in ('r', 'p')
@@ -3526,7 +3526,7 @@ values
        -- A publication of inserts alone needs none.
        and exists (select from pg_publication p where p.pubupdate or p.pubdelete)$$),
 ('primary_key', false, 'a table that several nodes write to has no primary key', $$
-    select 'notice', c.oid::regclass::text, format('table %s has no primary key, and several nodes write to it: rows that are equal can''t be told apart', c.oid::regclass),
+    select 'notice', c.oid::regclass::text, format('table %s has no primary key, and several nodes write to it: rows that are equal cannot be told apart', c.oid::regclass),
            format('alter table %s add primary key (...);', c.oid::regclass)
       from pg_class c where c.oid = any ($3) and c.relkind in ('r', 'p') and c.relreplident = 'f'
        and not exists (select from pg_index i where i.indrelid = c.oid and i.indisprimary)$$),
@@ -3597,8 +3597,8 @@ values
 ('unlogged', false, 'a subscribed table is unlogged, and empty after a crash', $$
     select 'warning', c.oid::regclass::text, format('subscribed table %s is unlogged: it is empty after a crash', c.oid::regclass), format('alter table %s set logged;', c.oid::regclass)
       from pg_class c where c.oid = any ($2) and c.relpersistence = 'u'$$),
-('column_rule', false, 'a column rule can''t be followed', $$
-    select 'error', format('%s.%I', r.relation, r.column_name), format('the rule of column %I of %s can''t be followed: %s', r.column_name, r.relation, r.problem),
+('column_rule', false, 'a column rule cannot be followed', $$
+    select 'error', format('%s.%I', r.relation, r.column_name), format('the rule of column %I of %s cannot be followed: %s', r.column_name, r.relation, r.problem),
            format('select braid.set_column_rule(%L, %L, null);  -- or mend the column', r.relation, r.column_name)
       from braid.column_rules r where r.problem is not null$$),
 ('routing_guard', false, 'a table is routed by the group, and this node takes rows of other nodes', $$
@@ -3612,7 +3612,7 @@ values
            format('select pg_drop_replication_slot(%L);  -- then drop the subscription at its node, and create it anew', s.slot_name)
       from pg_replication_slots s where s.plugin = 'braid' and s.database = current_database() and s.wal_status = 'lost'
        and s.slot_name !~ '^braid_kept_[0-9]+$'$$),
-('kept_slot', false, 'the slot that keeps changes for other members of the group can''t be made, or has lost its WAL', $$
+('kept_slot', false, 'the slot that keeps changes for other members of the group cannot be made, or has lost its WAL', $$
     select 'warning', k.slot_name, case when l.wal_status is null then format('there is no slot "%s", so what other members lack is not kept for them', k.slot_name)
                                         else format('slot "%s" has lost WAL that other members may lack', k.slot_name) end,
            case when l.wal_status = 'lost' then format('Raise max_slot_wal_keep_size above %s. The slot is made anew by itself.', current_setting('max_slot_wal_keep_size'))
@@ -3658,7 +3658,7 @@ values
                 else 'subscription "%s" is disabled, and its provider keeps WAL for it' end, s.name),
            format(case when u.former_member then 'select braid.drop_subscription(%L);' else 'select braid.enable_subscription(%L);' end, s.name)
       from braid.subscription_status s join braid.subscription u on u.subscription_name = s.name where s.state = 'disabled'$$),
-('copy_error', false, 'a table can''t be copied', $$
+('copy_error', false, 'a table cannot be copied', $$
     select 'error', t.relation::text, format('table %s of subscription "%s" is not copied: %s', t.relation, s.subscription_name, t.copy_error), coalesce(t.copy_error_hint, 'Mend the cause; the copy is tried again by itself.')
       from braid.subscription_table t join braid.subscription s using (subscription_id) where t.copy_error is not null and t.state <> 'ready'$$),
 ('parked', false, 'transactions are parked', $$
@@ -3673,9 +3673,9 @@ values
            'Run NTP on both.'
       from braid.clock_skew k where k.state = 'apart'$$),
 -- The other server
-('peer_connection', true, 'the other server can''t be asked', $$
+('peer_connection', true, 'the other server cannot be asked', $$
     select 'error', 'connection', regexp_replace(p.what ->> 'problem', '\s+', ' ', 'g'), coalesce(p.what ->> 'hint', 'Check the connection string.') from (select $5 #> '{problems,connection}') p (what) where p.what is not null$$),
-('peer_fact', true, 'something can''t be read at the other server', $$
+('peer_fact', true, 'something cannot be read at the other server', $$
     select 'warning', p.key, format('the other server does not say its %s: %s', p.key, p.value ->> 'problem'), coalesce(p.value ->> 'hint', 'Give the role of the connection string the rights to read it.')
       from jsonb_each($5 -> 'problems') p
      where p.key <> 'connection'$$),
@@ -4308,7 +4308,7 @@ comment on function braid.remove_node is 'removes another member from the group 
 create function braid.start_without(node_name name) returns void
     language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'start_without_wrapper';
-comment on function braid.start_without is 'has this node take part in its group after a restart of the machine, although a member that is gone can''t confirm it';
+comment on function braid.start_without is 'has this node take part in its group after a restart of the machine, although a member that is gone cannot confirm it';
 
 create function braid.forget_group(abandon boolean default false) returns void
     language c volatile parallel unsafe set search_path = pg_catalog, pg_temp

@@ -65,5 +65,31 @@ class Code(unittest.TestCase):
             self.assertEqual(rules(code), [], code)
 
 
+class Style(unittest.TestCase):
+    def test_messages_that_are_no_sentences_are_right(self):
+        for code in (
+            'PgError::new(SqlState::DiskFull, "could not write")',
+            'PgError::new(SqlState::DiskFull, format!("table \\"{name}\\" is full"))',
+            'Failure::state("Braid {own} is too old")',
+            'Failure::new(CODE, "SELECT is not supported")',
+            'x.with_hint("Free disk space.")',
+            'x.hint("braid.ddl_log shows the statements.")',
+            'x.detail(format!("{}: {}", a, b))',
+            'x.hint("Write a postgresql:// URI.") // "a comment',
+        ):
+            self.assertEqual(rules(code), [], code)
+
+    def test_messages_against_the_style_guide_are_found(self):
+        for code in (
+            'PgError::new(SqlState::DiskFull, "Could not write")',
+            'PgError::new(SqlState::DiskFull, "could not write.")',
+            'Failure::state(format!("{name} can\'t be read"))',
+            'x.with_hint("free disk space")',
+            'x.hint("Free disk space")',
+            'x.detail("it is full.")',
+        ):
+            self.assertEqual(rules(code), [("style", 1)], code)
+
+
 if __name__ == "__main__":
     unittest.main()

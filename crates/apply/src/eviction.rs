@@ -548,7 +548,7 @@ pub fn tell() -> Result<(), PgError> {
 pub(super) fn to_leave_first() -> PgError {
     PgError::new(
         SqlState::UniqueViolation,
-        "rows in the way are to leave first",
+        "conflicting rows must be deleted first",
     )
 }
 

@@ -234,7 +234,7 @@ impl Session {
             if self.tables.open(key)?.delete_row(slot)? == Written::Changed {
                 return Err(PgError::new(
                     SqlState::SerializationFailure,
-                    "a row in the way was changed meanwhile",
+                    "a conflicting row was changed at the same time",
                 ));
             }
             self.count(key, |counts| counts.deletes += 1);

@@ -84,7 +84,7 @@ pub fn left_out(
             SqlState::UndefinedColumn,
             format!("table \"{table}\" lacks key {noun} {names} that the provider sends"),
         )
-        .with_detail("Columns of a primary key or replica identity are not left out.")
+        .with_detail("Columns of a primary key or replica identity cannot be ignored.")
         .with_hint("Add what is missing here, then run braid.enable_subscription."));
     }
     let (noun, names) = listed(&missing.iter().collect::<Vec<_>>());

@@ -323,7 +323,7 @@ fn check_unversioned(relation: RelationRef<'_>) -> Result<(), PgError> {
     Err(PgError::new(
         SqlState::ObjectNotInPrerequisiteState,
         format!(
-            "a change without versions can't be applied to versioned table \"{schema}.{name}\""
+            "a change without versions cannot be applied to versioned table \"{schema}.{name}\""
         ),
     )
     .with_detail("It would be applied without regard to the order of versions.")

@@ -331,7 +331,7 @@ impl Session {
                     None => Some(self.take_done(&statement, subscription)?),
                 };
                 pgrx::log!(
-                    "subscription \"{}\" passes over a statement of node \"{}\" that is done here already: {}",
+                    "subscription \"{}\" skips a statement of node \"{}\" that is done here already: {}",
                     subscription.name,
                     statement.node,
                     shortened(&statement.text, SHOWN)

@@ -94,7 +94,7 @@ impl Session {
         let Some(current) = attempt.current.as_mut() else {
             return Err(PgError::new(
                 SqlState::InternalError,
-                "no transaction is in hand",
+                "no transaction is open",
             ));
         };
         if timestamp < current.timestamp {

@@ -56,7 +56,7 @@ pub enum Error {
     #[error("what is stored of the group is damaged: {0}")]
     Damaged(&'static str),
     /// An entry of the log can't be read: it is never skipped, so the agreement ends.
-    #[error("entry {index} of the group's log can't be read: {source}")]
+    #[error("entry {index} of the group's log cannot be read: {source}")]
     UnknownEntry {
         /// The entry's index.
         index: u64,

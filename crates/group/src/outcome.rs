@@ -138,7 +138,7 @@ impl Refusal {
             Self::Removed(_) => "A removed node can only join anew, as a new member.",
             Self::NameTaken(_) => "Choose another node name.",
             Self::IdentityTaken(_) => {
-                "A copy of a member's data directory can't join beside it. Create the node anew there."
+                "A copy of a member's data directory cannot join beside it. Create the node anew there."
             }
             Self::NumbersExhausted => "A group can have had 1023 members. Create a new group.",
             Self::State { .. } => "Look at the member's state in braid.group_nodes.",
@@ -284,12 +284,12 @@ impl fmt::Display for Refusal {
             Self::State { from, to } => {
                 write!(
                     f,
-                    "a node that is {} can't become {}",
+                    "a node that is {} cannot become {}",
                     from.word(),
                     to.word()
                 )
             }
-            Self::LastVoter => f.write_str("the group's last node with a vote can't be removed"),
+            Self::LastVoter => f.write_str("the group's last node with a vote cannot be removed"),
             Self::LockHeld { holder, .. } => write!(f, "node \"{holder}\" holds the lock"),
             Self::LockNotHeld => f.write_str("the lock is not held any more"),
             Self::BlockSize => f.write_str("the sequence has no block of this size"),
@@ -314,9 +314,9 @@ impl fmt::Display for Refusal {
             }
             Self::NotActive(name) => write!(f, "node \"{name}\" is not active in the group"),
             Self::HasVersionedTables => {
-                f.write_str("a node with data can't join yet, as the group has versioned tables")
+                f.write_str("a node with data cannot join yet, as the group has versioned tables")
             }
-            Self::Full { limit } => write!(f, "the group can't keep more than {limit} of these"),
+            Self::Full { limit } => write!(f, "the group cannot keep more than {limit} of these"),
             Self::Routing(refusal) => refusal.fmt(f),
             Self::HasShards { table } => {
                 write!(

@@ -190,7 +190,7 @@ pub fn check_limits(subscription: &Subscription, bytes: u64, why: Why<'_>) -> Re
     };
     Err(PgError::new(
         SqlState::ConfigurationLimitExceeded,
-        format!("a transaction can't be parked: {setting} is reached"),
+        format!("a transaction cannot be parked: {setting} is reached"),
     )
     .with_detail(format!(
         "{why} {count} transactions of {size} bytes are parked."

@@ -583,7 +583,7 @@ fn late(name: &TableName, why: Why) -> PgError {
     };
     PgError::new(
         state,
-        format!("rows of routed table {name} can't be created now"),
+        format!("rows of routed table {name} cannot be created now"),
     )
     .with_detail(detail)
     .with_hint(hint)
@@ -605,7 +605,7 @@ fn too_far_ahead(name: &TableName) -> PgError {
         SqlState::DatetimeFieldOverflow,
         format!("row of routed table {name} is dated in the future"),
     )
-    .with_detail("Its place can't be known before that time, as a routing rule may come.")
+    .with_detail("Its place cannot be known before that time, as a routing rule may come.")
     .with_hint(
         "Create the row with the present time, and keep a date in the future in another column.",
     )

@@ -285,7 +285,7 @@ pub(crate) fn constraint_created(constraint: pg_sys::Oid) {
         return;
     };
     if is_routed(table) && is_kept() {
-        refuse(format!("a foreign key can't refer to routed table {}", shown(table)))
+        refuse(format!("a foreign key cannot refer to routed table {}", shown(table)))
             .with_detail("The row that it refers to can be at another node.")
             .with_hint("Check the reference in the application; or call braid.unroute_table for the table first.")
             .raise();

@@ -82,7 +82,7 @@ fn plain(umbrella: pg_sys::Oid) -> Result<Option<pg_sys::Oid>, PgError> {
                 "ON CONFLICT with columns is not supported for table {SCHEMA}.{name} at this node"
             ),
         )
-        .with_detail("This node has no rows of the table, so all of them live elsewhere.")
+        .with_detail("This node has no rows of the table: all of them are at other nodes.")
         .with_hint(
             "Write the row at its own node. The function braid.route says which one that is.",
         )),

@@ -346,7 +346,7 @@ impl Text {
             ereport!(
                 ERROR,
                 PgSqlErrorCode::ERRCODE_CHARACTER_NOT_IN_REPERTOIRE,
-                "text is not valid UTF-8, and can't be converted to it"
+                "text is not valid UTF-8, and cannot be converted to it"
             );
         };
         Self(text)

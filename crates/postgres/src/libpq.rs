@@ -141,13 +141,13 @@ pub enum Error {
     #[error("the provider ended the stream")]
     EndOfStream,
     /// The peer did not answer in time.
-    #[error("timeout expired while waiting for an answer of the provider")]
+    #[error("timeout expired while waiting for an answer of the remote server")]
     Timeout,
     /// Nothing came from the peer, which should have answered.
     #[error("the provider has been silent for longer than wal_receiver_timeout")]
     Silent,
     /// The peer answered with something that was not asked for.
-    #[error("unexpected answer from the provider to {0}")]
+    #[error("unexpected answer from the remote server to {0}")]
     Unexpected(&'static str),
 }
 

@@ -185,7 +185,7 @@ pub(crate) fn edited(text: &[u8], place: usize, edits: &[Edit]) -> Result<CStrin
 fn misplaced() -> PgError {
     PgError::new(
         SqlState::FeatureNotSupported,
-        "the password or a role of this statement can't be told from its text, so it can't be sent to other nodes",
+        "this statement cannot be sent to other nodes, as its text does not show its password or a role",
     )
     .with_hint("Run the statement by itself, or with braid.replicate_roles off on each node.")
 }

@@ -162,7 +162,7 @@ impl RecordReader {
                 };
                 return Err(PgError::new(
                     SqlState::UndefinedFile,
-                    format!("could not read WAL for rows that were taken out: {message}"),
+                    format!("could not read WAL for deleted rows: {message}"),
                 ));
             }
             let decoded = (*self.reader).record;

@@ -155,7 +155,7 @@ fn explained(error: PgError, doing: &str) -> PgError {
 fn come_again() -> PgError {
     PgError::new(
         SqlState::SerializationFailure,
-        "rows in the way of a large transaction have left",
+        "conflicting rows of a large transaction were deleted",
     )
 }
 

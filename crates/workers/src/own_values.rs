@@ -148,7 +148,7 @@ fn send_some(written: &Written, after: &str) -> Result<Step, PgError> {
     let places: Vec<String> = of_transaction.into_iter().flatten().flatten().collect();
     let at: Option<Vec<_>> = places.iter().map(|place| parsed(place)).collect();
     let at =
-        at.ok_or_else(|| PgError::new(SqlState::InternalError, "a row's place can't be read"))?;
+        at.ok_or_else(|| PgError::new(SqlState::InternalError, "a row's place cannot be read"))?;
     let first_states = are_first_states(relation, &at)?;
     let left: Vec<String> = places
         .iter()

@@ -170,7 +170,7 @@ fn check_column(relation: &str, column: &str, rule: Option<ColumnRule>) -> Outco
     };
     let refused = |why: &str| {
         Failure::state(format!(
-            "column \"{column}\" of table {table} can't have rule \"{}\"",
+            "column \"{column}\" of table {table} cannot have rule \"{}\"",
             rule.name()
         ))
         .detail(why)
@@ -191,7 +191,7 @@ fn check_column(relation: &str, column: &str, rule: Option<ColumnRule>) -> Outco
     }
     if is(8) {
         return Err(refused(
-            "It is part of a key: a value that each node merges for itself can't be unique.",
+            "It is part of a key: a value that each node merges for itself cannot be unique.",
         )
         .hint("Keep what is merged in a column that is in no unique index."));
     }

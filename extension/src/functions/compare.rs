@@ -162,7 +162,7 @@ fn repair_begin(
                 return Err(Failure::parameter(format!(
                     "\"{other}\" is not a side that can be right"
                 ))
-                .hint("It is provider or newest."));
+                .hint("Sides are provider and newest."));
             }
         };
         let dry_run = required(dry_run, "dry_run")?;

@@ -290,7 +290,7 @@ fn check_function(
             PgSqlErrorCode::ERRCODE_INSUFFICIENT_PRIVILEGE,
             format!("permission denied for function {name}"),
         )
-        .hint("Have EXECUTE on it granted to you."));
+        .hint("Ask its owner to grant you EXECUTE on it."));
     }
     if rows.get(0, 7) == Some("t") {
         let table = rows.get(0, 6).unwrap_or_default();
@@ -308,7 +308,7 @@ fn check_function(
         let table = rows.get(0, 6).unwrap_or_default();
         Failure::new(
             PgSqlErrorCode::ERRCODE_WARNING,
-            format!("{name} is not told what the writer of a change had seen of table {table}"),
+            format!("{name} does not receive what the writer of a change had seen of table {table}"),
         )
         .detail("A row that was deleted by somebody who knew it looks like one that was deleted by somebody who did not: if the function keeps it, nodes differ.")
         .hint(format!(

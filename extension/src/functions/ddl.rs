@@ -68,7 +68,7 @@ fn refusal(id: &str, state: Option<&str>, what: &str) -> Failure {
     match state {
         Some(state) => Failure::new(
             PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
-            format!("statement {id} is {state} and can't be {what}"),
+            format!("statement {id} is {state} and cannot be {what}"),
         )
         .hint("braid.ddl_log shows the state of each statement."),
         None => Failure::new(

@@ -104,7 +104,7 @@ fn explained(error: &PgError) -> Option<Failure> {
 fn changed_meanwhile() -> Failure {
     Failure::new(
         PgSqlErrorCode::ERRCODE_T_R_SERIALIZATION_FAILURE,
-        "another session has changed the same at the same time",
+        "another session has changed the same object at the same time",
     )
     .hint("Try again in a new transaction.")
 }

@@ -267,7 +267,7 @@ fn find_target(
                 quoted(missing_keys)
             ),
         )
-        .detail("Columns of a primary key or replica identity are not left out.")
+        .detail("Columns of a primary key or replica identity cannot be ignored.")
         .hint("Add the columns here."));
     }
     if !missing.is_empty() && !ignores {
@@ -344,7 +344,7 @@ fn check_empty(target: &Target) -> Outcome<()> {
         return Ok(());
     }
     Err(Failure::state(format!("table \"{}\" already contains rows", target.shown))
-        .detail("The initial copy would meet rows that are already here.")
+        .detail("The initial copy would conflict with existing rows.")
         .hint("If it agrees with the provider already, use copy_data => false. To replace its rows, do so and then run braid.resync_table, which empties it on this node only. A TRUNCATE would also empty it on the nodes that subscribe to this one."))
 }
 

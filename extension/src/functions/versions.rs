@@ -33,7 +33,7 @@ fn check_caller(caller: pg_sys::Oid) -> Outcome<()> {
     if !sees_new_commits() {
         return Err(Failure::new(
             PgSqlErrorCode::ERRCODE_ACTIVE_SQL_TRANSACTION,
-            "tables can't be versioned in a transaction that does not see new commits",
+            "tables cannot be versioned in a transaction that does not see new commits",
         )
         .hint("Call the function at isolation level READ COMMITTED."));
     }
@@ -171,7 +171,7 @@ fn check_table(relation: pg_sys::Oid) -> Outcome<TableName> {
         Some("r") => {}
         Some("p") => {
             return Err(
-                unsupported(format!("partitioned table {name} can't be versioned yet"))
+                unsupported(format!("partitioned table {name} cannot be versioned yet"))
                     .hint("Version a table without partitions."),
             );
         }
@@ -185,29 +185,29 @@ fn check_table(relation: pg_sys::Oid) -> Outcome<TableName> {
     }
     if is(4) || is(5) {
         return Err(unsupported(format!(
-            "table {name} is part of an inheritance tree and can't be versioned yet"
+            "table {name} is part of an inheritance tree and cannot be versioned yet"
         ))
         .detail("A read of the parent would read tables that are not declared.")
         .hint("Version a table that stands alone."));
     }
     if found.get(0, 3) != Some("p") {
         return Err(Failure::state(format!(
-            "table {name} is temporary or unlogged, and can't be versioned"
+            "table {name} is temporary or unlogged, and cannot be versioned"
         ))
         .detail("Other nodes get no changes of it.")
         .hint("Run ALTER TABLE ... SET LOGGED first, or use a permanent table."));
     }
     if is(7) {
         return Err(Failure::state(format!(
-            "{name} belongs to PostgreSQL or an extension, and can't be versioned"
+            "{name} belongs to PostgreSQL or an extension, and cannot be versioned"
         ))
         .hint("Version tables of your own."));
     }
     if is(8) {
-        return Err(
-            unsupported(format!("table {name} has rules and can't be versioned yet"))
-                .hint("Drop its rules, or use triggers."),
-        );
+        return Err(unsupported(format!(
+            "table {name} has rules and cannot be versioned yet"
+        ))
+        .hint("Drop its rules, or use triggers."));
     }
     if is(6) {
         return Err(Failure::state(format!(
@@ -233,13 +233,13 @@ fn check_database(relation: pg_sys::Oid) -> Outcome<()> {
     if let Some(name) = subscriptions.get(0, 0) {
         if subscriptions.get(0, 1) == Some("park") {
             return Err(unsupported(format!(
-                "subscription \"{name}\" parks transactions that fail, and tables can't be versioned beside it"
+                "subscription \"{name}\" parks transactions that fail, and tables cannot be versioned beside it"
             ))
             .detail("Every versioned transaction after a parked one would have to wait for it.")
             .hint("Set on_error => 'stop' with braid.alter_subscription."));
         }
         return Err(unsupported(
-            "tables of a database with subscriptions can't be versioned yet",
+            "tables of a database with subscriptions cannot be versioned yet",
         )
         .detail(format!(
             "Changes that subscription \"{name}\" receives would be applied without regard to versions."
@@ -252,7 +252,7 @@ fn check_database(relation: pg_sys::Oid) -> Outcome<()> {
     );
     if let Some(name) = native.get(0, 0) {
         return Err(unsupported(
-            "tables of a database with subscriptions can't be versioned yet",
+            "tables of a database with subscriptions cannot be versioned yet",
         )
         .detail(format!(
             "Changes that PostgreSQL's subscription \"{name}\" receives would be applied without regard to versions."
@@ -262,7 +262,7 @@ fn check_database(relation: pg_sys::Oid) -> Outcome<()> {
     let sources = query("select source_name from braid.ingest_source limit 1", &[]);
     if let Some(name) = sources.get(0, 0) {
         return Err(unsupported(
-            "tables of a database that ingests changes can't be versioned yet",
+            "tables of a database that ingests changes cannot be versioned yet",
         )
         .detail(format!(
             "Source \"{name}\" writes without regard to versions."
@@ -295,7 +295,7 @@ pub fn check_none(what: &str) -> Outcome<()> {
         return Ok(());
     };
     Err(unsupported(format!(
-        "a database with versioned tables can't {what} yet"
+        "a database with versioned tables cannot {what} yet"
     ))
     .detail(format!(
         "Table {table} is versioned, and the changes would be applied without regard to that."

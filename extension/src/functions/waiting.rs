@@ -94,7 +94,7 @@ pub fn check_running(name: &str, enabled: Option<&str>, error: Option<&str>) -> 
             Failure::state(format!("subscription \"{name}\" has stopped with an error"))
                 .detail(error)
                 .hint(format!(
-                    "Mend the cause and run braid.enable_subscription('{name}')."
+                    "Remove the cause and run braid.enable_subscription('{name}')."
                 )),
         );
     }

@@ -102,7 +102,7 @@ impl Cells<'_> {
             if pg_sys::numeric_is_nan(number) || pg_sys::numeric_is_inf(number) {
                 return Err(PgError::new(
                     SqlState::InvalidParameterValue,
-                    format!("column \"{}\" can't be added up: it is NaN or infinite", self.0.name),
+                    format!("column \"{}\" cannot be added up: it is NaN or infinite", self.0.name),
                 )
                 .with_hint(
                     "Set it to a number where it is none; to let the change pass, remove the rule with braid.set_column_rule, and run braid.enable_subscription.",

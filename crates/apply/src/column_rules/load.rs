@@ -23,7 +23,7 @@ const STREAMS: &str = "select (count(*) > 1 and (bool_or(s.origin = 'any') or co
 fn unsuited(table: &str, column: &str, why: &str) -> PgError {
     PgError::new(
         SqlState::ObjectNotInPrerequisiteState,
-        format!("column \"{column}\" of table \"{table}\" can't be merged by its rule"),
+        format!("column \"{column}\" of table \"{table}\" cannot be merged by its rule"),
     )
     .with_detail(why.to_owned())
     .with_hint(
@@ -115,7 +115,7 @@ pub fn load(
         if twice.first().and_then(|row| row.first()?.as_deref()) == Some("true") {
             return Err(PgError::new(
                 SqlState::ObjectNotInPrerequisiteState,
-                format!("changes of table \"{name}\" may come here by two ways, and would be added twice"),
+                format!("changes of table \"{name}\" may arrive by two paths and would be added twice"),
             )
             .with_detail("The table is in several subscriptions, of which one has origin 'any', or two have the same provider.")
             .with_hint(

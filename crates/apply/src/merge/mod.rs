@@ -140,9 +140,9 @@ impl Tables {
             })
         });
         if answer == Answer::Merged && !keeps_key {
-            return Err(callee
-                .error("changed the key of a row")
-                .with_detail("The row that it gives must have the key of those that meet."));
+            return Err(callee.error("changed the key of a row").with_detail(
+                "The row that it returns must have the key of the conflicting rows.",
+            ));
         }
         Ok(Asked {
             answer,

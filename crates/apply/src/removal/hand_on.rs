@@ -79,7 +79,7 @@ pub(super) fn named<'n>(((timestamp, _), origin): (Author, &'n str)) -> Version<
 pub(crate) fn at_the_same_time() -> PgError {
     PgError::new(
         SqlState::SerializationFailure,
-        "identical rows of a table without a key were taken out by another transaction at the same time",
+        "another transaction has deleted identical rows of a table without a key at the same time",
     )
 }
 

@@ -95,7 +95,7 @@ impl Agreement {
                 self.snapshot_due = true;
                 Ok(())
             }
-            false => Err(self.fail("the configuration can't be changed like the state".into())),
+            false => Err(self.fail("the configuration cannot be changed like the state".into())),
         }
     }
 }

@@ -75,7 +75,7 @@ fn check_touch(touch: Touch<'_>) -> Result<(), PgError> {
             Some(relation) => Err(PgError::new(
                 SqlState::FeatureNotSupported,
                 format!(
-                    "versioned table {} can't be part of an inheritance tree",
+                    "versioned table {} cannot be part of an inheritance tree",
                     transaction::name_of(relation)
                 ),
             )
@@ -85,7 +85,7 @@ fn check_touch(touch: Touch<'_>) -> Result<(), PgError> {
         },
         Touch::Subscribes if !tables::all().is_empty() => Err(PgError::new(
             SqlState::FeatureNotSupported,
-            "a database with versioned tables can't subscribe yet",
+            "a database with versioned tables cannot subscribe yet",
         )
         .with_detail("Changes of a provider would be applied without regard to versions.")
         .with_hint("Call braid.unversion_table for each table of braid.table_versions first.")),
@@ -106,7 +106,7 @@ pub(crate) fn dropped(relation: pg_sys::Oid) {
     PgError::new(
         SqlState::DependentObjectsStillExist,
         format!(
-            "versioned table {} can't be dropped",
+            "versioned table {} cannot be dropped",
             transaction::name_of(relation)
         ),
     )

@@ -105,7 +105,7 @@ fn check_allowed(name: &str) -> Result<(), PgError> {
         format!("parameter \"{name}\" can only be set with SET LOCAL"),
     )
     .with_hint(format!(
-        "Run SET LOCAL {name} = '...' in the transaction itself: set_config, ALTER ROLE, SET clauses of functions and configuration files can't wait for versions."
+        "Run SET LOCAL {name} = '...' in the transaction itself: set_config, ALTER ROLE, SET clauses of functions and configuration files cannot wait for versions."
     )))
 }
 

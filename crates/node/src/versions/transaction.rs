@@ -111,7 +111,7 @@ fn check_set(statement: Utility<'_>, set: Set) -> Result<(), PgError> {
     if server::is_in_recovery() {
         return Err(PgError::new(
             SqlState::FeatureNotSupported,
-            "versioned transactions can't run on a standby",
+            "versioned transactions cannot run on a standby",
         )
         .with_hint("Run them on the primary. Versioned tables can be read here without."));
     }
@@ -188,7 +188,7 @@ fn begin(declared: &str) -> Result<(), PgError> {
     if postgres::is_read_only() {
         return Err(PgError::new(
             SqlState::ReadOnlySqlTransaction,
-            "a read-only transaction can't declare tables as written",
+            "a read-only transaction cannot declare tables as written",
         )
         .with_hint("Declare them as read, or begin the transaction with READ WRITE."));
     }
@@ -796,7 +796,7 @@ fn at_end(end: End) {
         End::BeforePrepare if is_versioned() => {
             PgError::new(
                 SqlState::FeatureNotSupported,
-                "a versioned transaction can't be prepared",
+                "a versioned transaction cannot be prepared",
             )
             .with_detail("Others would wait for it for as long as it stays prepared.")
             .with_hint("Commit it with COMMIT.")

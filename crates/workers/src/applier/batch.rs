@@ -247,7 +247,7 @@ impl Applier {
                     FrameRead::Pending => {
                         return Err(PgError::new(
                             SqlState::InternalError,
-                            "batch meets an open transaction",
+                            "unexpected open transaction in a batch",
                         )
                         .into());
                     }

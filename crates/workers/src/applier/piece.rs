@@ -135,7 +135,7 @@ impl Applier {
         if self.post.ring.committed() + 1 < pieces.sequence {
             return Err(PgError::new(
                 SqlState::InternalError,
-                "a piece of a transaction is not due yet",
+                "a chunk of a transaction is not due yet",
             )
             .into());
         }
@@ -144,7 +144,7 @@ impl Applier {
         if !split::write(&self.subscription, pieces.commit_lsn, pieces.split.seen())? {
             return Err(PgError::new(
                 SqlState::SerializationFailure,
-                "the subscription was changed while a transaction was committed in pieces",
+                "the subscription was changed while a transaction was committed in chunks",
             )
             .into());
         }

@@ -170,7 +170,7 @@ impl Applier {
                 "It waits for a table that is locked at the provider, or that is still to be copied."
             }
             // The transaction is parked at its commit, and so are those that depend on it.
-            None if is_parked => "It can't be applied.",
+            None if is_parked => "It cannot be applied.",
             None => return None,
         };
         Some((to_prepare, reason))

@@ -35,7 +35,7 @@ impl Applier {
         if self.in_hand.attempt.pieces.is_some() || self.in_hand.attempt.is_rest {
             return Err(PgError::new(
                 SqlState::FeatureNotSupported,
-                "a versioned transaction can't be applied in pieces",
+                "a versioned transaction cannot be applied in chunks",
             )
             .with_hint("Set split_transactions_above => 0 with braid.alter_subscription."));
         }

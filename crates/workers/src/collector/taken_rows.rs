@@ -77,8 +77,8 @@ impl Collection {
                 let one = attempt(|| Ok((self.read(std::slice::from_ref(removal))?, true)));
                 one.unwrap_or_else(|error| {
                     if !std::mem::replace(&mut self.has_warned, true) {
-                        PgError::new(SqlState::Warning, format!("a row that was taken out of a table without a key can't be read: {}", error.message))
-                            .with_detail("Should several nodes add and take out identical rows at this time, they may end with different numbers of them.")
+                        PgError::new(SqlState::Warning, format!("could not read a deleted row of a table without a key: {}", error.message))
+                            .with_detail("If several nodes insert and delete identical rows at this time, they may end with different numbers of them.")
                             .warn();
                     }
                     Vec::new()

@@ -192,7 +192,7 @@ pub fn step(id: i64) -> Result<bool, PgError> {
     let Some(mut comparison) = COMPARISON.take().filter(|found| found.id == id) else {
         return Err(PgError::new(
             SqlState::ObjectNotInPrerequisiteState,
-            format!("comparison {id} is not in hand in this session"),
+            format!("comparison {id} is not running in this session"),
         )
         .with_hint("Run it with call braid.compare(subscription_name, relation)."));
     };

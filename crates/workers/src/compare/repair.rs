@@ -87,7 +87,7 @@ thread_local! {
 fn not_in_hand(id: i64) -> PgError {
     PgError::new(
         SqlState::ObjectNotInPrerequisiteState,
-        format!("repair {id} is not in hand in this session"),
+        format!("repair {id} is not running in this session"),
     )
     .with_hint("Run it with call braid.repair(subscription_name, relation).")
 }

@@ -117,9 +117,9 @@ pub fn is_applied_here(subscription: &Subscription, position: &str) -> Result<bo
             SqlState::ObjectNotInPrerequisiteState,
             format!("subscription \"{name}\" does not run"),
         )
-        .with_detail("What is on its way can't be told from what differs.")
+        .with_detail("Changes that are on their way cannot be distinguished from differences.")
         .with_hint(format!(
-            "Mend what stopped it, see braid.subscription_status, and run braid.enable_subscription('{name}')."
+            "Remove the cause, which braid.subscription_status shows, and run braid.enable_subscription('{name}')."
         )));
     }
     Ok(rows.get(0, 2) == Some("t"))

@@ -209,7 +209,7 @@ pub fn await_provider(
             return Err(PgError::new(
                 SqlState::SerializationFailure,
                 format!(
-                    "the provider has not yet applied what node \"{}\" has written, and is here",
+                    "the provider has not yet applied all changes of node \"{}\" that this node has",
                     late.node
                 ),
             )
@@ -276,12 +276,12 @@ pub fn take(
             return Err(PgError::new(
                 SqlState::SerializationFailure,
                 format!(
-                    "the provider is in the middle of what node \"{}\" has written to the table",
+                    "the provider has applied only a part of what node \"{}\" has written to the table",
                     node.node
                 ),
             )
             .with_detail(if node.is_ready {
-                "A transaction is being committed in pieces."
+                "A transaction is being committed in chunks."
             } else {
                 "The table is being copied there."
             })
@@ -314,7 +314,7 @@ fn applied_here(task: &Task) -> Result<Vec<Applied>, PgError> {
         Some(node) => Err(PgError::new(
             SqlState::SerializationFailure,
             format!(
-                "a transaction of node \"{}\" is being committed in pieces",
+                "a transaction of node \"{}\" is being committed in chunks",
                 node.node
             ),
         )
@@ -379,7 +379,7 @@ impl Contents {
         if self.has_mine && collects && !waiting::wait_past(braid_postgres::catalog::flush_all()) {
             return Err(PgError::new(
                 SqlState::SerializationFailure,
-                "what sessions of this node have taken out of the table is not known yet",
+                "the rows that sessions of this node have deleted from the table are not known yet",
             )
             .with_hint("The view braid.deletions says how far the collector of deletions is. The table is copied again by itself."));
         }

@@ -151,7 +151,7 @@ impl Target {
             return Ok(());
         }
         Err(PgError::new(SqlState::ObjectNotInPrerequisiteState, format!("table \"{}\" already contains rows", self.shown()))
-            .with_detail("The initial copy would meet rows that are already here.")
+            .with_detail("The initial copy would conflict with existing rows.")
             .with_hint(
                 "Run braid.resync_table, which empties it on this node only and copies it, and then braid.enable_subscription. \
                  A TRUNCATE would also empty it on the nodes that subscribe to this one.",
@@ -453,7 +453,7 @@ impl Target {
             missing => Some(PgError::new(
                 SqlState::UniqueViolation,
                 format!(
-                    "rows that are in table \"{}\" here keep {} of the provider's out, by a unique key or an exclusion constraint",
+                    "rows in table \"{}\" conflict with {} of the provider's rows under a unique key or an exclusion constraint",
                     self.shown(),
                     missing.unwrap_or("some")
                 ),

@@ -257,7 +257,7 @@ pub(crate) fn published(
                 // Without it all rows would come, and some belong to other nodes.
                 PgError::new(
                     SqlState::FeatureNotSupported,
-                    format!("the constraint braid_routing of table \"{table}\" can't be read"),
+                    format!("the constraint braid_routing of table \"{table}\" cannot be read"),
                 )
                 .with_detail(format!("At the provider it is: {guard}."))
                 .with_hint("Drop the constraint there, and route the table with braid.route_table.")
@@ -335,7 +335,7 @@ fn unpublished(
     if found.get(0, 1) == Some("t") {
         return Ok(PgError::new(
             SqlState::SerializationFailure,
-            format!("table \"{table}\" was made anew at the provider"),
+            format!("table \"{table}\" was created again at the provider"),
         )
         .with_hint("The table is copied again by itself."));
     }

@@ -329,7 +329,7 @@ fn receive_taken_rows(task: &Task, source: &mut Source, nodes: &mut Nodes) -> Re
             let taken = parse_taken_row(line).ok_or_else(|| {
                 PgError::new(
                     SqlState::ProtocolViolation,
-                    "unexpected row that was taken out from the provider",
+                    "unexpected deleted row from the provider",
                 )
             })?;
             let row = match taken.written {

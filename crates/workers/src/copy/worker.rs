@@ -232,10 +232,10 @@ fn run(task: &Task) -> Result<(), PgError> {
     // attempt.
     Err(PgError::new(
         SqlState::SerializationFailure,
-        "a row that was copied was written here meanwhile",
+        "a copied row was written on this node during the copy",
     )
     .with_detail(met.message)
-    .with_hint("The table is copied again by itself, beside what is there."))
+    .with_hint("The table is copied again by itself, next to the existing rows."))
 }
 
 /// A snapshot of the provider from before rows of this node may stay in the table, unless an
@@ -318,7 +318,7 @@ fn is_held(
         } else {
             Err(PgError::new(
                 SqlState::InsufficientPrivilege,
-                "the role that connects to the provider may not ask what of this node is there",
+                "the role that connects to the provider may not ask which changes of this node the provider has",
             )
             .with_hint("Grant braid_monitor to it there."))
         };
@@ -560,7 +560,7 @@ fn settle(
         if filling != Filling::Beside {
             return Err(PgError::new(
                 SqlState::SerializationFailure,
-                "rows that were copied were written here meanwhile",
+                "copied rows were written on this node during the copy",
             ));
         }
         // Also with rows that were removed as deleted: the next round finds them once more.

@@ -118,7 +118,7 @@ impl Links {
             if let Err(error) = link.step(self.way) {
                 let words = error.to_string();
                 if link.failure.as_ref() != Some(&words) {
-                    pgrx::log!("{}: member {id} can't be reached: {words}", self.way.name);
+                    pgrx::log!("{}: member {id} cannot be reached: {words}", self.way.name);
                     link.failure = Some(words);
                 }
                 link.phase = Phase::Away(Instant::now() + PAUSE);

@@ -33,7 +33,7 @@ pub(super) struct Loaded {
 fn damaged() -> PgError {
     PgError::new(
         SqlState::DataCorrupted,
-        "what is stored of the group can't be read",
+        "what is stored of the group cannot be read",
     )
     .with_hint("Leave the group by braid.forget_group() and join it anew.")
 }

@@ -40,7 +40,7 @@ struct Piece {
 pub fn mixed() -> PgError {
     PgError::new(
         SqlState::FeatureNotSupported,
-        "records of several origins can't be applied in one transaction",
+        "records of several origins cannot be applied in one transaction",
     )
     .with_hint("Apply the records of each origin in a transaction of their own.")
 }

@@ -114,13 +114,13 @@ fn gap(subscription: &Subscription, begins: u64, reached: u64) -> PgError {
     PgError::new(
         SqlState::ObjectNotInPrerequisiteState,
         format!(
-            "replication slot \"{}\" at the provider begins at {}, after {}, up to where its transactions are applied or passed over here",
+            "replication slot \"{}\" at the provider begins at {}, after {}, up to where this node has applied or skipped its transactions",
             subscription.options.slot_name,
             lsn_text(begins),
             lsn_text(reached)
         ),
     )
-    .with_detail("The slot was made anew or moved on by somebody else. What the provider committed in between would not be sent.")
+    .with_detail("The slot was created again or advanced by somebody else. What the provider committed in between would not be sent.")
     .with_hint(
         "Copy each table of the subscription anew with braid.resync_table, then run braid.enable_subscription. Or drop the subscription and create it again; \
          with copy_data => false, braid.compare finds what is missing.",

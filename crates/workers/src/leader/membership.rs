@@ -326,7 +326,7 @@ impl Reception {
         };
         error::transaction(|| subscription::leave_out(id, names, Some(relation.number), reason))?;
         pgrx::log!(
-            "subscription \"{}\" passes over changes of table \"{}\", which does not exist here: at the provider it is {reason}",
+            "subscription \"{}\" skips changes of table \"{}\", which does not exist here: at the provider it is {reason}",
             self.subscription.name,
             relation.shown()
         );

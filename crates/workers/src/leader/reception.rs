@@ -300,7 +300,7 @@ impl Reception {
         if self.subscription.skip_lsn != lsn {
             let error = PgError::new(
                 SqlState::ObjectNotInPrerequisiteState,
-                "the rest of a transaction does not come any more",
+                "the rest of a transaction is no longer available",
             )
             .with_detail(format!(
                 "The first {changes} changes of the transaction that commits at {} are committed here.",

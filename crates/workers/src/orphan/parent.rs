@@ -266,9 +266,9 @@ fn give_up(watched: &Watched, helpless: &[(&Orphan, &Outcome)]) -> Result<(), Pg
         let why = match outcome {
             Outcome::Failed(image, why) => {
                 forget(*image)?;
-                format!(", and can't be put back: {why}")
+                format!(", and cannot be put back: {why}")
             }
-            _ => ", and can't be put back: no image of it is here".to_owned(),
+            _ => ", and cannot be put back: no image of it is here".to_owned(),
         };
         record(
             watched,

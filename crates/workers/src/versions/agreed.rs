@@ -34,7 +34,7 @@ pub(super) struct Agreed {
 fn damaged() -> PgError {
     PgError::new(
         SqlState::DataCorrupted,
-        "what is stored of table versions can't be read",
+        "what is stored of table versions cannot be read",
     )
 }
 

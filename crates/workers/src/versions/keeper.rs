@@ -265,7 +265,7 @@ impl Keeper {
             }
             Verdict::Later => false,
             verdict @ (Verdict::Already | Verdict::Refused | Verdict::Contradiction) => {
-                pgrx::log!("braid versions: {record:?} can't be applied: {verdict:?}");
+                pgrx::log!("braid versions: {record:?} cannot be applied: {verdict:?}");
                 refuse(slot, state::WAITING, problem::GIVEN_UP)
             }
         }
@@ -280,7 +280,7 @@ impl Keeper {
             Verdict::Apply => {}
             Verdict::Wait(_) | Verdict::Later => return false,
             verdict => {
-                pgrx::log!("braid versions: {record:?} can't be committed: {verdict:?}");
+                pgrx::log!("braid versions: {record:?} cannot be committed: {verdict:?}");
                 return refuse(slot, state::COMMIT_ASKED, problem::GIVEN_UP);
             }
         }

@@ -299,7 +299,7 @@ impl Keeper {
                 Ok(message) => self.take(message),
                 Err(error) => {
                     if let Some(shared) = &mut self.shared {
-                        shared.complain(format!("a message can't be read: {error}"));
+                        shared.complain(format!("a message cannot be read: {error}"));
                     }
                 }
             }
@@ -692,7 +692,7 @@ impl Keeper {
                     Ok(()) => here.push(me),
                     Err(failure) => {
                         let words = failure.message.clone();
-                        shared.complain(format!("a table can't be drained yet: {words}"));
+                        shared.complain(format!("a table cannot be drained yet: {words}"));
                         continue;
                     }
                 }

@@ -10,18 +10,18 @@ use pgrx::pg_sys;
 const CHECKS: [(&str, &str, &str); 7] = [
     (
         "select s.subscription_name from braid.subscription s where s.on_error = 'park' order by 1 limit 1",
-        "subscription \"{}\" parks transactions that fail, and tables can't be versioned beside it",
+        "subscription \"{}\" parks transactions that fail, and tables cannot be versioned beside it",
         "Set on_error => 'stop' with braid.alter_subscription.",
     ),
     (
         "select s.subscription_name from braid.subscription s where s.split_transactions_above > 0 order by 1 limit 1",
-        "subscription \"{}\" commits transactions in pieces, and tables can't be versioned beside it",
+        "subscription \"{}\" commits transactions in chunks, and tables cannot be versioned beside it",
         "Set split_transactions_above => 0 with braid.alter_subscription.",
     ),
     (
         "select s.subscription_name from braid.subscription s \
           where not exists (select from braid.group_member m where m.node_id = s.provider_id and m.state <> 'removed') order by 1 limit 1",
-        "subscription \"{}\" is none of the group, and tables can't be versioned beside it yet",
+        "subscription \"{}\" is none of the group, and tables cannot be versioned beside it yet",
         "Drop the subscription first.",
     ),
     (
@@ -34,12 +34,12 @@ const CHECKS: [(&str, &str, &str); 7] = [
     (
         "select s.subname from pg_catalog.pg_subscription s \
           where s.subdbid = (select d.oid from pg_catalog.pg_database d where d.datname = pg_catalog.current_database()) order by 1 limit 1",
-        "tables of a database with PostgreSQL's subscription \"{}\" can't be versioned yet",
+        "tables of a database with PostgreSQL's subscription \"{}\" cannot be versioned yet",
         "Drop the subscription first.",
     ),
     (
         "select source_name from braid.ingest_source limit 1",
-        "tables of a database that ingests changes of source \"{}\" can't be versioned yet",
+        "tables of a database that ingests changes of source \"{}\" cannot be versioned yet",
         "Forget the source with braid.forget_source first.",
     ),
     (
@@ -80,7 +80,7 @@ pub fn check(relation: pg_sys::Oid) -> Result<(), PgError> {
     }
     Err(PgError::new(
         SqlState::ObjectNotInPrerequisiteState,
-        "the table is routed, and a routed table can't be versioned",
+        "the table is routed, and a routed table cannot be versioned",
     )
     .with_hint("Call braid.unroute_table first."))
 }

@@ -149,7 +149,7 @@ pub(super) fn new_member(node: &local::LocalNode, dsn: &str, role: Role) -> Outc
     let digits = node.id.replace('-', "");
     let id = hex::decode(&digits)
         .and_then(|bytes| <[u8; 16]>::try_from(bytes).ok())
-        .ok_or_else(|| Failure::state("the node's identity can't be read"))?;
+        .ok_or_else(|| Failure::state("the node's identity cannot be read"))?;
     Ok(NewMember {
         name: node.name.clone(),
         role,

@@ -163,7 +163,7 @@ fn become_member(
         .and_then(hex::decode)
         .and_then(|bytes| bytes.try_into().ok())
         .map(GroupId)
-        .ok_or_else(|| Failure::state("the group's identity can't be read"))?;
+        .ok_or_else(|| Failure::state("the group's identity cannot be read"))?;
     let name = contacts.get(0, 1).unwrap_or_default().to_owned();
     insert_self(&group, &name, id, &publications, Some(&source.name), mode);
     store_contacts(&contacts)?;
@@ -204,7 +204,7 @@ fn check_contents(mode: &str) -> Outcome<()> {
                 // The copy of the table locks it, and checks again.
                 if !glance(Rights::OwnerOf(oid.into()), &question).is_empty() {
                     return Err(Failure::state(format!("table {table} has rows"))
-                        .detail("They would not reach the other nodes, and the rows that are copied would meet them.")
+                        .detail("They would not reach the other nodes, and would conflict with the rows that are copied.")
                         .hint("Save them, empty the tables, join, and insert them again."));
                 }
             }
@@ -246,7 +246,7 @@ fn check_both(member_dsn: &str, mode: &str) -> Outcome<()> {
         .iter()
         .filter_map(|row| row.first().cloned().flatten())
         .collect();
-    Err(Failure::state("this node can't join the group")
+    Err(Failure::state("this node cannot join the group")
         .detail(words.join("\n"))
         .hint(format!(
             "{}\nAll findings: select * from braid.check(member_dsn).",

@@ -183,7 +183,7 @@ fn remove_node(
             &[Some(&id.to_string())],
         );
         if id == me {
-            return Err(Failure::parameter("a node can't remove itself")
+            return Err(Failure::parameter("a node cannot remove itself")
                 .hint("Use braid.leave_group(), or remove it from another node."));
         }
         // Once it is removed, the others drop the subscriptions that know their positions.
@@ -248,7 +248,7 @@ fn survivors(removed: MemberId, me: MemberId, caller: pg_sys::Oid) -> Vec<Surviv
             return Ok(first(&query(&question("braid.member_positions()"), &[])));
         }
         if !is(2) {
-            return Err("can't be reached from here".to_owned());
+            return Err("cannot be reached from here".to_owned());
         }
         let dsn = row.get(3).cloned().flatten().unwrap_or_default();
         let mut connection = provider::connect(&dsn, caller).map_err(|failure| failure.words())?;

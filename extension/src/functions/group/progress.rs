@@ -74,7 +74,7 @@ fn look() -> Outcome<Progress> {
     if let (Some(name), Some(state)) = (missing.get(0, 0), missing.get(0, 1)) {
         if missing.get(0, 2) == Some("f") {
             return Ok(Progress::Waiting(format!(
-                "Node \"{name}\" can't be reached from here."
+                "Node \"{name}\" cannot be reached from here."
             )));
         }
         return Ok(Progress::Waiting(format!(

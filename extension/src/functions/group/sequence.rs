@@ -32,7 +32,7 @@ fn set_sequence_default(kind: Option<Text>) {
         let kind = kind_of(&required(text(kind), "kind")?)?;
         if !kind.is_native() {
             return Err(Failure::parameter(format!(
-                "{} can't be the kind of all sequences",
+                "{} cannot be the kind of all sequences",
                 kind.word()
             ))
             .hint("Its values come from a column's default. Use braid.set_sequence for a sequence that has its column."));
@@ -110,7 +110,7 @@ fn check_sequence(relation: u32, kind: Kind) -> Outcome<String> {
             PgSqlErrorCode::ERRCODE_WRONG_OBJECT_TYPE,
             format!("{name} is not a sequence"),
         )
-        .hint("pg_get_serial_sequence tells the sequence of a column."));
+        .hint("The function pg_get_serial_sequence returns the sequence of a column."));
     }
     if found.get(0, 2) == Some("t") && matches!(kind, Kind::Range | Kind::Step) {
         return Err(
@@ -289,7 +289,7 @@ fn check_numbers(known: &Sequence, kind: Kind, size: u64) -> Outcome<()> {
             "node \"{node}\" has number {number}, and {} has room for {most}",
             kind.word()
         ))
-        .hint("Node numbers would meet. Use larger steps, or another kind."));
+        .hint("Values of different nodes would collide. Use larger steps, or another kind."));
     }
     Ok(())
 }

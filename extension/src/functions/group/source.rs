@@ -138,7 +138,9 @@ pub(super) fn check_elsewhere(member_dsn: &str) -> Outcome<()> {
             "the member's database \"{}\" does not have extension braid",
             there.get(0, 2).unwrap_or_default()
         ))
-        .hint("In member_dsn, give the connection string of a member of the group. Is its dbname right?"));
+        .hint(
+            "In member_dsn, give the connection string of a member of the group. Check its dbname.",
+        ));
     }
     let here = query(FACTS, &[]);
     if (0..2).any(|column| there.get(0, column) != here.get(0, column)) {
@@ -157,7 +159,7 @@ pub fn check_reached(new: &NewMember) -> Outcome<()> {
     let facts = facts(new.connection.expose()).map_err(|error| {
         Failure::new(
             PgSqlErrorCode::ERRCODE_CONNECTION_FAILURE,
-            format!("it can't connect to node \"{name}\" by the connection string in dsn"),
+            format!("it cannot connect to node \"{name}\" by the connection string in dsn"),
         )
         .detail(error.to_string())
         .hint(format!(
@@ -222,7 +224,7 @@ fn open(contacts: &Rows, source: &Provider, caller: pg_sys::Oid) -> Outcome<Prov
     let mut member = Provider::open(&dsn, caller).map_err(|failure| {
         let hint = failure.hint_words().unwrap_or_default();
         Failure::state(format!(
-            "node \"{}\" can't be reached by the connection string that it has in the group",
+            "node \"{}\" cannot be reached by the connection string that it has in the group",
             source.name
         ))
         .detail(failure.words())
@@ -274,7 +276,7 @@ fn check_encoding(member: &mut Provider) -> Outcome<()> {
         return Ok(());
     }
     Err(Failure::state(format!(
-        "rows of node \"{}\" can't be converted from encoding {there} to {here}",
+        "rows of node \"{}\" cannot be converted from encoding {there} to {here}",
         member.name
     ))
     .detail(format!(
@@ -303,7 +305,7 @@ fn check_publications(member: &mut Provider, mode: &str, publications: &[String]
         let Some(ours) = here.iter().find(|p| p.name == *name) else {
             if let Some(problem) = theirs.problem {
                 return Err(Failure::state(format!(
-                    "publication \"{name}\" of node \"{}\" can't be created here",
+                    "publication \"{name}\" of node \"{}\" cannot be created here",
                     member.name
                 ))
                 .detail(problem)

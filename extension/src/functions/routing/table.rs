@@ -200,7 +200,7 @@ fn sets_of(members: &[Member], copies: u32) -> Outcome<Vec<NodeSet>> {
     let size = usize::try_from(copies).unwrap_or(0);
     if size == 0 || !members.len().is_multiple_of(size) {
         return Err(Failure::parameter(format!(
-            "{} nodes can't be divided into sets of {copies}",
+            "{} nodes cannot be divided into sets of {copies}",
             members.len()
         ))
         .hint("Each set of nodes has as many nodes as there are copies of a row."));

@@ -68,7 +68,7 @@ impl Umbrella {
                 PgSqlErrorCode::ERRCODE_DUPLICATE_TABLE,
                 format!("{relation} exists, and is not the umbrella of table {table}"),
             )
-            .hint("Two tables of one name in different schemas can't both have an umbrella. Drop or rename what is there."));
+            .hint("Two tables of one name in different schemas cannot both have an umbrella. Drop or rename what is there."));
         }
         let rows = query(
             "select pg_catalog.format('%I.%I', n.nspname, c.relname), \

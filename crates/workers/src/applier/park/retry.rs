@@ -137,9 +137,10 @@ impl Applier {
             let error = match error::catch(|| self.apply_parked(id)) {
                 Ok(Ok(())) => break Ok(Outcome::Applied),
                 Ok(Err(Trouble::Error(error))) | Err(error) => error,
-                Ok(Err(Trouble::InTheWay)) => {
-                    PgError::new(SqlState::SerializationFailure, "in the way of another")
-                }
+                Ok(Err(Trouble::InTheWay)) => PgError::new(
+                    SqlState::SerializationFailure,
+                    "the transaction blocks another one",
+                ),
             };
             let error = error
                 .with_hint_of_cause("Then run braid.retry_parked.")
@@ -183,7 +184,7 @@ impl Applier {
                 break Ok(Outcome::Waits);
             }
             error.log(&format!(
-                "subscription \"{}\" can't apply parked transaction {id}",
+                "subscription \"{}\" cannot apply parked transaction {id}",
                 self.subscription.name
             ));
             self.note_failed_statement(statement.as_deref(), &error);

@@ -154,7 +154,7 @@ pub(super) fn meet(view: &View, peer: &Peer) -> Result<Progress, PgError> {
             return Err(PgError::new(
                 SqlState::UndefinedObject,
                 format!(
-                    "the subscription to node \"{}\" is gone: its changes can't be had any more",
+                    "the subscription to node \"{}\" is gone: its changes are no longer available",
                     peer.name
                 ),
             )
@@ -166,7 +166,7 @@ pub(super) fn meet(view: &View, peer: &Peer) -> Result<Progress, PgError> {
                 return Err(PgError::new(
                     SqlState::UndefinedObject,
                     format!(
-                        "slot \"{held}\" at node \"{}\" is gone with the node that it was for: this node can't get what was committed there before",
+                        "slot \"{held}\" at node \"{}\" is gone with the node that it was for: this node cannot receive what was committed there before",
                         peer.name
                     ),
                 )

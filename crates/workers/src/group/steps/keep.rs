@@ -140,7 +140,7 @@ fn make_anew(slot: &str, why: &str) -> Result<(), PgError> {
         SqlState::Warning,
         format!("slot \"{slot}\" keeps no earlier changes for other members any more: {why}"),
     )
-    .with_detail("It is made anew. If a member dies now, earlier transactions that only this node has of it can't be passed on.")
+    .with_detail("It is created again. If a member fails now, its earlier transactions that only this node has cannot be passed on.")
     .with_hint("The view braid.kept_changes says from where on they can.")
     .log("braid group steps");
     error::transaction(|| execute("delete from braid.group_kept", &[]))?;

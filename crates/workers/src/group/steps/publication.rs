@@ -77,7 +77,7 @@ pub fn read<'a>(answer: impl Iterator<Item = &'a [Option<String>]>) -> Vec<Publi
             let problem = if is(3) {
                 Some("It is for all tables but some, which Braid does not copy.")
             } else if is(2) && major < PUBLISHES_GENERATED {
-                Some("It publishes generated columns, which this server's version of PostgreSQL can't.")
+                Some("It publishes generated columns, which this server's version of PostgreSQL does not support.")
             } else {
                 None
             };
@@ -109,7 +109,7 @@ pub(super) fn create_missing(source: &Peer, wanted: &str) -> Result<(), PgError>
             if let Some(problem) = found.problem {
                 return Err(PgError::new(
                     SqlState::FeatureNotSupported,
-                    format!("publication \"{name}\" can't be created here"),
+                    format!("publication \"{name}\" cannot be created here"),
                 )
                 .with_detail(problem)
                 .with_hint(format!(

@@ -321,7 +321,7 @@ fn tell(removed: &Peer, had: u64, share: Share, from: Option<&str>) {
         PgError::new(
             SqlState::Warning,
             format!(
-                "transactions that removed node \"{}\" committed between {} and {} can't be had any more",
+                "transactions that removed node \"{}\" committed between {} and {} are no longer available",
                 removed.name,
                 lsn_text(had),
                 lsn_text(share.gone_to)

@@ -216,13 +216,13 @@ pub fn check_program(source_major: u16) -> Result<(), PgError> {
         Some(major) if major >= source_major => Ok(()),
         Some(major) => Err(PgError::new(
             SqlState::ObjectNotInPrerequisiteState,
-            format!("pg_dump {major} can't read the schema of PostgreSQL {source_major}"),
+            format!("pg_dump {major} cannot read the schema of PostgreSQL {source_major}"),
         )
         .with_detail(format!("It is {}.", program.display()))
         .with_hint(HINT)),
         None => Err(PgError::new(
             SqlState::ObjectNotInPrerequisiteState,
-            "pg_dump does not tell its version",
+            "could not determine the version of pg_dump",
         )
         .with_detail(format!("It is {}.", program.display()))
         .with_hint(INSTALL)),
