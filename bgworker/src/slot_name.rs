@@ -45,13 +45,11 @@ pub fn for_subscription(node: &str, subscription: &str, attempt: usize) -> Strin
 }
 
 /// Returns the subscription by which a node of a group subscribes to another: its name, like
-/// `paris_from_tokyo`, truncated if it is too long, and the name of its slot at the provider.
+/// `paris_from_tokyo`, and the name of its slot at the provider. Names that are too long are
+/// shortened.
 #[must_use]
 pub fn between(subscriber: &str, provider: &str) -> (String, String) {
-    let mut name = format!("{subscriber}_from_{provider}");
-    while name.len() > LIMIT {
-        name.pop();
-    }
+    let name = fitted(format!("{subscriber}_from_{provider}"));
     let slot = for_subscription(subscriber, &name, 1);
     (name, slot)
 }
@@ -81,12 +79,21 @@ pub fn of_kept(database: u32) -> String {
 /// its name, and the name of its slot at the provider.
 #[must_use]
 pub fn recovering(subscriber: &str, removed: &str) -> (String, String) {
-    let mut name = format!("{subscriber}_recovers_{removed}");
-    while name.len() > LIMIT {
-        name.pop();
-    }
+    let name = fitted(format!("{subscriber}_recovers_{removed}"));
     let slot = for_subscription(subscriber, &name, 1);
     (name, slot)
+}
+
+/// Returns the name; of one that is too long its beginning, and 40 bits of a hash of the whole.
+fn fitted(mut name: String) -> String {
+    if name.len() <= LIMIT {
+        return name;
+    }
+    let suffix = format!("_{:010x}", hash("", &name) >> 24);
+    while name.len() + suffix.len() > LIMIT {
+        name.pop();
+    }
+    name + &suffix
 }
 
 /// Returns the FNV-1a hash of both, separated by a byte that no UTF-8 text has.
@@ -101,7 +108,7 @@ fn hash(node: &str, subscription: &str) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{between, for_subscription, prefix_of};
+    use super::{between, for_subscription, prefix_of, recovering};
     use proptest::prelude::*;
 
     #[test]
@@ -124,6 +131,18 @@ mod tests {
         let long = "ü".repeat(31);
         let (name, slot) = between(&long, "tokyo");
         assert_eq!((name.len(), slot.len()), (63, 63));
+    }
+
+    #[test]
+    fn members_with_long_names_have_subscriptions_of_their_own() {
+        let own = "a".repeat(60);
+        for pair in [between, recovering] {
+            let (first, second) = (pair(&own, "paris"), pair(&own, "oslo"));
+            assert_ne!(first.0, second.0);
+            assert_ne!(first.1, second.1);
+        }
+        let longer = format!("{own}b");
+        assert_ne!(between(&own, "paris").0, between(&longer, "paris").0);
     }
 
     #[test]
