@@ -120,6 +120,7 @@ my @lost = shards_of($oslo);
 $oslo->stop('immediate');
 pop @all;
 sql($tokyo, q[select braid.remove_node('oslo')]);
+becomes($tokyo, "select nodes from braid.shards where shard = $lost[0]", '{"oslo (removed)"}', 'the shards of the lost node are told from others');
 sql($tokyo, "select braid.move_shard('orders', $_, $there)") for @lost;
 try_all($_, 6000) for @all;
 have_all(@all);

@@ -123,6 +123,8 @@ pub struct Agreed {
     pub me: NodeId,
     /// The members that are not removed.
     pub places: Vec<Place>,
+    /// Removed members that the agreed routing may still name, with their last names.
+    pub removed: Vec<(NodeId, String)>,
     /// The routed tables.
     pub routing: Routing,
 }
@@ -133,6 +135,10 @@ impl Agreed {
         w.u8(FORMAT).u64(self.me.0).count(self.places.len());
         for place in &self.places {
             w.u64(place.node.0).text(&place.name).text(&place.dsn);
+        }
+        w.count(self.removed.len());
+        for (node, name) in &self.removed {
+            w.u64(node.0).text(name);
         }
         w.raw(&self.routing.encode());
         w.done()
@@ -149,10 +155,15 @@ impl Agreed {
                 dsn: r.text(TEXT_LIMIT)?,
             });
         }
+        let mut removed = Vec::new();
+        for _ in 0..r.count(MEMBERS_LIMIT)? {
+            removed.push((NodeId(r.u64()?), r.text(TEXT_LIMIT)?));
+        }
         let routing = Routing::decode(r.rest())?;
         Ok(Self {
             me,
             places,
+            removed,
             routing,
         })
     }
@@ -170,14 +181,20 @@ impl Agreed {
         found.map(|place| place.node)
     }
 
-    /// The names of some members.
+    /// The names of some members, for people: a removed one is marked as such.
     #[must_use]
     pub fn names(&self, nodes: &[NodeId]) -> Vec<String> {
-        let name = |node: &NodeId| {
-            self.place(*node)
-                .map_or_else(|| format!("member {}", node.0), |place| place.name.clone())
-        };
-        nodes.iter().map(name).collect()
+        nodes.iter().map(|node| self.name(*node)).collect()
+    }
+
+    fn name(&self, node: NodeId) -> String {
+        if let Some(place) = self.place(node) {
+            return place.name.clone();
+        }
+        match self.removed.iter().find(|removed| removed.0 == node) {
+            Some((_, name)) => format!("{name} (removed)"),
+            None => format!("member {}", node.0),
+        }
     }
 
     /// One connection string for some members: libpq takes the first that answers.

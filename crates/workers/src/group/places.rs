@@ -84,9 +84,14 @@ impl Places {
             name: member.about.name.clone(),
             dsn: routing::public_dsn(member.about.connection.expose()),
         });
+        let removed = state
+            .members()
+            .filter(|member| member.state == MemberState::Removed)
+            .map(|member| (NodeId(member.id.get()), member.about.name.clone()));
         let agreed = Agreed {
             me: NodeId(me.get()),
             places: places.collect(),
+            removed: removed.collect(),
             routing: state.routing().clone(),
         };
         routing::show(self.entry, &agreed)?;
