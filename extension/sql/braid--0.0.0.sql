@@ -1001,6 +1001,11 @@ create table braid.group_self (
     -- Why the member takes no part any more.
     stopped text,
     stopped_hint text,
+    -- How often in a row its agreement has failed, at which place in the log, and since which start
+    -- of the server. If the member was stopped for that, it can be tried again.
+    failures integer not null default 0,
+    failed_index bigint,
+    failed_server timestamptz,
     since timestamptz not null default now()
 );
 comment on table braid.group_self is 'the group that this node is a member of';
@@ -1045,6 +1050,8 @@ create table braid.group_member (
     state text not null,
     read_only boolean not null default false,
     connection_id bigint,
+    -- The string that it had before, until all that leads to it goes by the new one.
+    moved_from bigint,
     braid_version text not null,
     postgres_version integer not null,
     -- Of its server; null until the log has come.
@@ -4396,7 +4403,7 @@ comment on function braid.group_contacts is 'a part of join_group: the group and
 
 create function braid.group_activity(
     out view text, out leader_id bigint, out term bigint, out committed bigint, out majority boolean,
-    out member_id bigint, out reachable boolean, out silent interval, out applied bigint, out reachable_since timestamptz
+    out member_id bigint, out reachable boolean, out silent interval, out applied bigint, out reachable_since timestamptz, out problem text
 ) returns setof record
     language c volatile parallel restricted set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'group_activity_wrapper';
@@ -4431,6 +4438,21 @@ end
 $$;
 comment on function braid.forget_members is 'a part of leaving: deletes all that is stored of the group, and the slot that keeps changes for other members';
 
+create function braid.alter_node(node_name name, dsn text) returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'alter_node_wrapper';
+comment on function braid.alter_node is 'has all members reach a member of the group by another connection string';
+
+create function braid.group_alter(request bytea) returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'group_alter_wrapper';
+comment on function braid.group_alter is 'a part of alter_node: has the group agree on the connection string of a member that asks';
+
+create function braid.retry_membership() returns void
+    language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
+    as 'MODULE_PATHNAME', 'retry_membership_wrapper';
+comment on function braid.retry_membership is 'has a member try again whose agreement has failed too often';
+
 create function braid.set_read_only(read_only boolean default true, node_name name default null) returns void
     language c volatile parallel unsafe set search_path = pg_catalog, pg_temp
     as 'MODULE_PATHNAME', 'set_read_only_wrapper';
@@ -4450,9 +4472,10 @@ create function braid.group_is_behind() returns boolean
     language sql stable parallel restricted set search_path = pg_catalog, pg_temp
 as $$
     select coalesce((
-        select case when s.stopped is not null then s.leave_lsn is not null
+        select case when s.stopped is not null then s.leave_lsn is not null and s.failures = 0
                     else exists (select from braid.join_step j where j.done_at is null)
                       or own.state = 'leaving'
+                      or exists (select from braid.group_member m where m.moved_from is not null)
                       or exists (select from braid.group_merge g
                                   where g.done_at is null
                                      or not exists (select from braid.group_member m where m.member_id = g.member_id and m.state = 'joining'))
@@ -4502,14 +4525,23 @@ begin
            t.lag_bytes as lag_to_bytes,
            t.replay_lag as lag_to,
            case when m.member_id = s.member_id then coalesce(s.stopped, 'leaving: ' || s.leave_message, a.view)
-                when m.held_slot is not null then 'was away when this node joined, which follows it once it is back' end as message,
+                else nullif(concat_ws('; ',
+                            case when m.held_slot is not null then 'was away when this node joined, which follows it once it is back' end,
+                            case when a.problem is null or s.stopped is not null then null
+                                 when a.reachable then 'messages come from it, but none reaches it: ' || a.problem
+                                 else format('no message since %s: %s', date_trunc('seconds', clock_timestamp() - a.silent), a.problem) end), '') end as message,
            case when m.member_id = s.member_id
                 then coalesce(s.stopped_hint,
                               case when s.stopped is null and a.view like 'this node''s start is not confirmed%'
                                    then 'It goes on by itself when they run and can be reached. See braid.start_without for one that is gone for good.'
                                    when s.stopped is null and a.view like 'no majority%'
                                    then 'Data is written and replicated as ever. Joining, leaving and removing wait. See braid.forget_group if a majority is gone for good.' end)
-                when m.held_slot is not null then 'If it does not come back, remove it with braid.remove_node.' end as hint
+                when m.held_slot is not null then 'If it does not come back, remove it with braid.remove_node.'
+                when s.stopped is not null then null
+                when a.reachable and a.problem is not null
+                then 'Check that it lets this node connect. If its address or its password has changed, call braid.alter_node.'
+                when a.problem is not null
+                then 'If it has moved, call braid.alter_node. If it is gone for good, remove it with braid.remove_node.' end as hint
       from braid.group_self s
      cross join braid.group_member m
       left join braid.group_activity() a on a.member_id = m.member_id
@@ -5277,6 +5309,8 @@ grant execute on function
     braid.leave_group,
     braid.abort_join,
     braid.remove_node,
+    braid.alter_node,
+    braid.retry_membership,
     braid.set_read_only,
     braid.begin_maintenance,
     braid.end_maintenance,
@@ -5311,6 +5345,7 @@ grant execute on function
     braid.version_receive,
     braid.group_add,
     braid.group_remove,
+    braid.group_alter,
     braid.group_hold,
     braid.group_release,
     braid.group_contacts,

@@ -59,7 +59,7 @@ pub fn forget_unused() {
           where not exists (select from braid.node n where n.connection_id = c.connection_id) \
             and not exists (select from braid.subscription s where s.connection_id = c.connection_id) \
             and not exists (select from braid.slot_cleanup s where s.connection_id = c.connection_id) \
-            and not exists (select from braid.group_member m where m.connection_id = c.connection_id)",
+            and not exists (select from braid.group_member m where c.connection_id in (m.connection_id, m.moved_from))",
         &[],
     );
 }

@@ -14,7 +14,7 @@ use braid_postgres::plain;
 use pgrx::pg_sys;
 
 /// Functions that take a connection string. `check` is a word of SQL: [`names_check`] looks for it.
-const FUNCTIONS: [&[u8]; 9] = [
+const FUNCTIONS: [&[u8]; 11] = [
     b"create_subscription",
     b"alter_subscription",
     b"create_node",
@@ -22,6 +22,8 @@ const FUNCTIONS: [&[u8]; 9] = [
     b"join_group",
     b"add_witness",
     b"group_add",
+    b"alter_node",
+    b"group_alter",
     b"peer_facts",
     b"dsn_role",
 ];

@@ -54,6 +54,16 @@ pub type PublishedTables = BTreeMap<(String, String), Vec<PublishedColumn>>;
 /// Connects on behalf of `caller`, who must bring a password unless a superuser. Workers connect as
 /// the server's operating system user, who may be let in where the caller would not be.
 pub fn connect(dsn: &str, caller: pg_sys::Oid) -> Outcome<Connection> {
+    connect_to("the provider", dsn, caller)
+}
+
+/// As [`connect`], to a member of the group.
+pub fn connect_member(name: &str, dsn: &str, caller: pg_sys::Oid) -> Outcome<Connection> {
+    connect_to(&format!("node \"{name}\""), dsn, caller)
+}
+
+/// As [`connect`]; `peer`: how an error names the other side.
+fn connect_to(peer: &str, dsn: &str, caller: pg_sys::Oid) -> Outcome<Connection> {
     braid_postgres::libpq::check_connection_string(dsn)
         .map_err(|error| Failure::malformed_dsn(&error))?;
     let password_required = !is_superuser(caller);
@@ -71,8 +81,8 @@ pub fn connect(dsn: &str, caller: pg_sys::Oid) -> Outcome<Connection> {
             "Add a password to the connection string.",
         ));
     }
-    let mut connection =
-        Connection::open(dsn, "braid", Mode::Sql).map_err(|error| unreachable_provider(&error))?;
+    let mut connection = Connection::open(dsn, "braid", Mode::Sql)
+        .map_err(|error| unreachable_peer(peer, &error))?;
     if password_required && !connection.used_password() {
         return Err(refused(
             "The provider let the connection in without asking for the password.",
@@ -84,14 +94,14 @@ pub fn connect(dsn: &str, caller: pg_sys::Oid) -> Outcome<Connection> {
             "select pg_catalog.set_config('search_path', 'pg_catalog', false), \
                     pg_catalog.set_config('client_encoding', 'UTF8', false)",
         )
-        .map_err(|error| unreachable_provider(&error))?;
+        .map_err(|error| unreachable_peer(peer, &error))?;
     Ok(connection)
 }
 
-fn unreachable_provider(error: &Error) -> Failure {
-    Failure::provider("could not connect to the provider", error).hint(
-        "Check the connection string, that the provider runs, and that its pg_hba.conf lets this connection in.",
-    )
+fn unreachable_peer(peer: &str, error: &Error) -> Failure {
+    Failure::provider(format!("could not connect to {peer}"), error).hint(format!(
+        "Check the connection string, that {peer} runs, and that its pg_hba.conf lets this connection in."
+    ))
 }
 
 impl Provider {

@@ -45,13 +45,25 @@ enum Phase {
 }
 
 struct Link {
+    /// The member's name, for messages.
+    name: String,
     dsn: String,
     phase: Phase,
     waiting: VecDeque<Vec<u8>>,
     /// The last message.
     used: Instant,
-    /// Why it is away, as it was last logged.
+    /// Why its last messages were lost, as it was logged. None once one has arrived.
     failure: Option<String>,
+}
+
+/// A member to be reached.
+#[derive(Debug, Clone)]
+pub(crate) struct Target {
+    pub(crate) id: MemberId,
+    /// The name, for messages.
+    pub(crate) name: String,
+    /// The connection string: never to be logged or shown.
+    pub(crate) dsn: String,
 }
 
 /// All connections, by member.
@@ -84,11 +96,15 @@ impl Links {
     }
 
     /// Keeps to these members and connection strings.
-    pub(crate) fn keep(&mut self, peers: Vec<(MemberId, String)>) {
-        self.links
-            .retain(|id, link| peers.iter().any(|peer| peer.0 == *id && peer.1 == link.dsn));
-        for (id, dsn) in peers {
+    pub(crate) fn keep(&mut self, peers: Vec<Target>) {
+        self.links.retain(|id, link| {
+            peers
+                .iter()
+                .any(|peer| peer.id == *id && peer.dsn == link.dsn)
+        });
+        for Target { id, name, dsn } in peers {
             self.links.entry(id).or_insert_with(|| Link {
+                name,
                 dsn,
                 phase: Phase::Away(Instant::now()),
                 waiting: VecDeque::new(),
@@ -96,6 +112,11 @@ impl Links {
                 failure: None,
             });
         }
+    }
+
+    /// Why no message reaches a member. `None`: they do, or nothing was sent yet.
+    pub(crate) fn failure(&self, member: MemberId) -> Option<&str> {
+        self.links.get(&member)?.failure.as_deref()
     }
 
     /// Has a message sent. False if the member is not known.
@@ -118,7 +139,11 @@ impl Links {
             if let Err(error) = link.step(self.way) {
                 let words = error.to_string();
                 if link.failure.as_ref() != Some(&words) {
-                    pgrx::log!("{}: member {id} cannot be reached: {words}", self.way.name);
+                    pgrx::log!(
+                        "{}: node \"{}\" cannot be reached: {words}",
+                        self.way.name,
+                        link.name
+                    );
                     link.failure = Some(words);
                 }
                 link.phase = Phase::Away(Instant::now() + PAUSE);
@@ -163,10 +188,7 @@ impl Link {
             }
             Phase::Connecting(mut connection, pending, deadline) => {
                 match connection.go_on_connecting(pending)? {
-                    None => {
-                        self.failure = None;
-                        (Phase::Ready(connection), true)
-                    }
+                    None => (Phase::Ready(connection), true),
                     Some(_) if Instant::now() > deadline => return Err(libpq::Error::Timeout),
                     Some(pending) => (Phase::Connecting(connection, pending, deadline), false),
                 }
@@ -184,6 +206,7 @@ impl Link {
             }
             Phase::Sent(mut connection, mut rows, deadline) => {
                 if connection.try_finish_query(&mut rows)? {
+                    self.failure = None;
                     (Phase::Ready(connection), true)
                 } else if Instant::now() > deadline {
                     return Err(libpq::Error::Timeout);

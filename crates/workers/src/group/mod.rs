@@ -32,8 +32,8 @@ use std::time::{Duration, Instant};
 
 use braid_bgworker::sqlstate::SqlState;
 use braid_group::{
-    Agreement, Effects, Error, GroupId, MemberId, Monotonic, ProposalId, Settings, State, Stopped,
-    Value, Version,
+    Agreement, Command, Effects, Error, GroupId, MemberId, Monotonic, ProposalId, Settings, Sight,
+    State, Stopped, Value, Version,
 };
 use braid_node::mailbox::{Mailbox, Ticket};
 use braid_node::registry::{self, ManagerEntry};
@@ -45,9 +45,10 @@ use braid_postgres::{latch, process, server, timestamp, worker};
 use pgrx::pg_sys;
 
 use balancing::{Balancing, Standing};
-use links::{Links, Way};
+use links::{Links, Target, Way};
 use places::Places;
 use request::Question;
+use store::Found;
 
 /// The mode in which a node joins that only votes.
 pub const WITNESS: &str = "witness";
@@ -62,6 +63,10 @@ const SOON: Duration = Duration::from_millis(10);
 const SHOWN_EVERY: Duration = Duration::from_millis(500);
 /// A question that waits for a majority is answered with what is missing after this.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// The longest error of a connection that is shown, in characters.
+const SHOWN_ERROR: usize = 200;
+/// A failure of the agreement counts as the first one if it went well for so long before.
+const STEADY: Duration = Duration::from_secs(60);
 /// A session commits a letter within this time after it has announced it.
 const LETTERS: Duration = Duration::from_secs(5);
 
@@ -89,8 +94,14 @@ pub fn main(argument: pg_sys::Datum) {
 }
 
 fn run(entry: &'static ManagerEntry) -> Result<(), PgError> {
-    let Some(loaded) = error::transaction(store::load)? else {
-        return Ok(());
+    let loaded = match error::transaction(store::load) {
+        Ok(Some(Found::Member(loaded))) => loaded,
+        Ok(Some(Found::GivenUp(failure))) => return wait_for_retry(entry, &failure),
+        Ok(None) => return Ok(()),
+        Err(failure) if failure.sqlstate == SqlState::DataCorrupted => {
+            return Err(count_failure(failure, 0, false));
+        }
+        Err(failure) => return Err(failure),
     };
     let random = error::transaction(random)?;
     let settings = Settings::default();
@@ -103,14 +114,12 @@ fn run(entry: &'static ManagerEntry) -> Result<(), PgError> {
         loaded.continuity,
         random,
         Monotonic(0),
-    )
-    .map_err(of_agreement)?;
-    let mailbox = Mailbox::create(entry)?;
-    entry
-        .group_latch
-        .store(process::my_latch(), Ordering::SeqCst);
-    entry.group_pid.store(process::my_pid(), Ordering::SeqCst);
-    process::before_exit(move || leave(entry));
+    );
+    let agreement = match agreement {
+        Ok(agreement) => agreement,
+        Err(error) => return Err(count_failure(of_agreement(error), loaded.shown, false)),
+    };
+    let mailbox = enter(entry)?;
     worker::report_activity("agreeing with the group");
     let mut member = Member {
         entry,
@@ -126,33 +135,67 @@ fn run(entry: &'static ManagerEntry) -> Result<(), PgError> {
         next_view: started,
         letters_until: None,
         reached: BTreeMap::new(),
+        moved: BTreeMap::new(),
         complained: None,
         places: Places::new(entry),
         balancing: Balancing::new(entry),
         shown_index: loaded.shown,
     };
-    // The log behind the snapshot is applied in the first turn.
-    if let Some(state) = member.agreement.state().cloned()
-        && state.index() >= loaded.shown
-    {
-        member.write(|| store::show(&state))?;
-        tables::changed(state.versioned_tables().next().is_some());
-        member.places.show(&state, member.agreement.me())?;
-        member.balancing.follow(&state)?;
-        member.shown = Some(state);
+    match member.go_on(loaded.shown) {
+        Err(failure) => match member.agreement.stopped() {
+            Some(Stopped::Failed(_)) => {
+                let index = member.agreement.state().map_or(0, State::index);
+                Err(count_failure(failure, index, started.elapsed() > STEADY))
+            }
+            _ => Err(failure),
+        },
+        Ok(never) => match never {},
     }
-    member.note_version()?;
-    member.keep_links()?;
-    loop {
-        worker::reload_settings();
-        member.turn()?;
-        let now = Instant::now();
-        let mut wait = member.next_tick.saturating_duration_since(now);
-        if member.links.are_busy() {
-            wait = wait.min(SOON);
+}
+
+/// Makes this process the database's group worker, whom sessions ask.
+fn enter(entry: &'static ManagerEntry) -> Result<Mailbox, PgError> {
+    let mailbox = Mailbox::create(entry)?;
+    entry
+        .group_latch
+        .store(process::my_latch(), Ordering::SeqCst);
+    entry.group_pid.store(process::my_pid(), Ordering::SeqCst);
+    process::before_exit(move || leave(entry));
+    Ok(mailbox)
+}
+
+/// Notes that the agreement has failed, in a transaction of its own. If it did so too often at this
+/// place of the log, the member takes no part any more. Returns the error to be logged.
+fn count_failure(failure: PgError, index: u64, was_steady: bool) -> PgError {
+    match error::transaction(|| store::note_failure(&failure, index, was_steady)) {
+        Ok(()) => failure,
+        Err(second) => {
+            failure.log("braid group");
+            second
         }
-        latch::wait(Some(wait.max(Duration::from_millis(1))));
     }
+}
+
+/// The agreement has failed too often. Answers sessions that ask, until somebody has it tried again
+/// or ends the membership.
+fn wait_for_retry(entry: &'static ManagerEntry, failure: &PgError) -> Result<(), PgError> {
+    let mailbox = enter(entry)?;
+    worker::report_activity("takes no part in the group");
+    failure.log("braid group");
+    braid_node::routing::hide(entry);
+    let answer = request::failure(failure);
+    mailbox.show(failure.message.as_bytes());
+    registry::wake_manager(process::my_database());
+    while error::transaction(store::is_given_up)? {
+        worker::reload_settings();
+        for (ticket, _) in mailbox.take_questions() {
+            mailbox.answer(ticket, &answer);
+        }
+        drop(mailbox.take_mail());
+        mailbox.sweep();
+        latch::wait(Some(Duration::from_secs(1)));
+    }
+    Ok(())
 }
 
 /// The process ends.
@@ -215,6 +258,9 @@ struct Member {
     letters_until: Option<Instant>,
     /// Since when each member has been reachable without a break: a timestamptz's number.
     reached: BTreeMap<MemberId, i64>,
+    /// Connection strings that a session has found right, and the group has not agreed on yet.
+    /// Without them there may be no majority that could.
+    moved: BTreeMap<MemberId, String>,
     /// The last message of another member that was refused, and when.
     complained: Option<(String, Instant)>,
     places: Places,
@@ -229,6 +275,32 @@ impl Member {
     /// meanwhile must not be believed in.
     fn now(&self) -> Monotonic {
         Monotonic(timestamp::sleepless_microseconds().saturating_sub(self.began))
+    }
+
+    /// Works until an error ends it. `shown`: the index of the newest entry that was shown before.
+    fn go_on(&mut self, shown: u64) -> Result<std::convert::Infallible, PgError> {
+        // The log behind the snapshot is applied in the first turn.
+        if let Some(state) = self.agreement.state().cloned()
+            && state.index() >= shown
+        {
+            self.write(|| store::show(&state))?;
+            tables::changed(state.versioned_tables().next().is_some());
+            self.places.show(&state, self.agreement.me())?;
+            self.balancing.follow(&state)?;
+            self.shown = Some(state);
+        }
+        self.note_version()?;
+        self.keep_links()?;
+        loop {
+            worker::reload_settings();
+            self.turn()?;
+            let now = Instant::now();
+            let mut wait = self.next_tick.saturating_duration_since(now);
+            if self.links.are_busy() {
+                wait = wait.min(SOON);
+            }
+            latch::wait(Some(wait.max(Duration::from_millis(1))));
+        }
     }
 
     /// Does all that there is to do now.
@@ -319,7 +391,11 @@ impl Member {
     fn take_questions(&mut self) {
         for (ticket, question) in self.mailbox.take_questions() {
             let now = self.now();
-            let proposed = match request::read_question(&question) {
+            let read = request::read_question(&question);
+            if let Ok(Question::Command(Command::SetConnection { member, connection })) = &read {
+                self.use_at_once(*member, connection.expose());
+            }
+            let proposed = match read {
                 Ok(Question::Vouch(absent)) => {
                     let answer = self.vouch(absent);
                     self.mailbox.answer(ticket, &answer);
@@ -338,6 +414,14 @@ impl Member {
                     self.mailbox.answer(ticket, &answer);
                 }
             }
+        }
+    }
+
+    /// Sends to a member by this connection string, before the group has agreed on it.
+    fn use_at_once(&mut self, member: MemberId, dsn: &str) {
+        self.moved.insert(member, dsn.to_owned());
+        if let Err(failure) = self.keep_links() {
+            failure.log("braid group");
         }
     }
 
@@ -370,7 +454,7 @@ impl Member {
             self.agreement.withdraw(before);
         }
         if let Some(entry) = step.propose {
-            let command = braid_group::Command::Route(entry);
+            let command = Command::Route(entry);
             let proposed = self.pass(|agreement| agreement.propose(command, now))?;
             self.places.proposed(proposed);
         }
@@ -489,8 +573,7 @@ impl Member {
                 self.balancing.follow(&state)?;
             }
             for entry in &effects.applied {
-                if let (braid_group::Command::Decide(decided), Ok(_)) =
-                    (&entry.proposal.command, &entry.outcome)
+                if let (Command::Decide(decided), Ok(_)) = (&entry.proposal.command, &entry.outcome)
                 {
                     self.balancing.note(decided);
                 }
@@ -505,6 +588,11 @@ impl Member {
                 entry
                     .membership
                     .store(registry::READ_ONLY, Ordering::Release);
+            }
+            for entry in &effects.applied {
+                if let Command::SetConnection { member, .. } = &entry.proposal.command {
+                    self.moved.remove(member);
+                }
             }
             if members_changed {
                 self.keep_links()?;
@@ -528,7 +616,13 @@ impl Member {
 
     fn keep_links(&mut self) -> Result<(), PgError> {
         let me = self.agreement.me();
-        self.links.keep(error::transaction(|| store::peers(me))?);
+        let mut targets: Vec<Target> = error::transaction(|| store::peers(me))?;
+        for target in &mut targets {
+            if let Some(dsn) = self.moved.get(&target.id) {
+                target.dsn.clone_from(dsn);
+            }
+        }
+        self.links.keep(targets);
         Ok(())
     }
 
@@ -541,7 +635,7 @@ impl Member {
             let now = self.now();
             self.pass(|agreement| {
                 agreement.propose(
-                    braid_group::Command::SetVersion {
+                    Command::SetVersion {
                         member: me,
                         braid,
                         postgres,
@@ -580,6 +674,15 @@ impl Member {
         }
     }
 
+    /// Why a member looks as if it could not be reached: for people. Empty if it can be.
+    fn problem_of(&self, sight: &Sight) -> String {
+        match self.links.failure(sight.id) {
+            Some(error) => shortened(error),
+            None if sight.reachable || sight.id == self.agreement.me() => String::new(),
+            None => "it takes messages of this node, but none comes from it".to_owned(),
+        }
+    }
+
     /// Shows how the group looks from here.
     fn show(&mut self) {
         let diagnosis = self.agreement.diagnosis(self.now());
@@ -603,8 +706,9 @@ impl Member {
                 self.reached.remove(&sight.id);
                 String::new()
             };
+            let problem = self.problem_of(sight);
             lines.push(format!(
-                "{} {} {} {} {since}",
+                "{} {} {} {} {since} {problem}",
                 sight.id, sight.reachable, sight.silent, sight.applied
             ));
         }
@@ -614,6 +718,12 @@ impl Member {
             registry::wake_manager(process::my_database());
         }
     }
+}
+
+/// The beginning of an error of a connection, in one line.
+fn shortened(error: &str) -> String {
+    let words: Vec<&str> = error.split_whitespace().collect();
+    words.join(" ").chars().take(SHOWN_ERROR).collect()
 }
 
 /// Has sessions plan anew what depends on the nodes of routed tables. If it fails, each plan finds

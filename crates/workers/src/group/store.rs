@@ -20,7 +20,16 @@ use braid_postgres::plain;
 use braid_postgres::table_scan::{self, Cell};
 use braid_versions::Bytes;
 
+use super::links::Target;
 use super::{balancing, marker, places};
+
+/// A membership as it is stored.
+pub(super) enum Found {
+    /// A member.
+    Member(Loaded),
+    /// A member whose agreement has failed too often, and the error for those who ask.
+    GivenUp(PgError),
+}
 
 /// A member as it is stored here.
 pub(super) struct Loaded {
@@ -66,14 +75,27 @@ fn signed(number: u64) -> i64 {
 
 /// What this database has stored of its group; none if it is in none, or was removed. Notes which
 /// files these are.
-pub(super) fn load() -> Result<Option<Loaded>, PgError> {
+pub(super) fn load() -> Result<Option<Found>, PgError> {
+    // Another start of the server may come with another Braid, or on a mended disk.
+    execute(
+        "update braid.group_self set failures = 0, stopped = null, stopped_hint = null \
+          where failures > 0 and failed_server is distinct from pg_postmaster_start_time()",
+        &[],
+    )?;
     let found = rows(
-        "select encode(group_id, 'hex'), member_id::text, encode(core, 'hex'), files, applied_index::text from braid.group_self",
+        "select encode(group_id, 'hex'), member_id::text, encode(core, 'hex'), files, applied_index::text, \
+                case when failures > 0 then stopped end, stopped_hint \
+           from braid.group_self",
         &[],
     )?;
     let Some(own) = found.first() else {
         return Ok(None);
     };
+    if let Some(why) = own.get(5).cloned().flatten() {
+        let failure = PgError::new(SqlState::ObjectNotInPrerequisiteState, why);
+        let hint = own.get(6).cloned().flatten().unwrap_or_default();
+        return Ok(Some(Found::GivenUp(failure.with_hint(hint))));
+    }
     let group = GroupId(bytes(own, 0)?.try_into().map_err(|_| damaged())?);
     let me = MemberId::new(number(own, 1)?).ok_or_else(damaged)?;
     let core = own.get(2).cloned().flatten();
@@ -115,11 +137,53 @@ pub(super) fn load() -> Result<Option<Loaded>, PgError> {
             })
             .collect::<Result<_, PgError>>()?,
     };
-    Ok(Some(Loaded {
+    Ok(Some(Found::Member(Loaded {
         stored,
         continuity,
         shown,
-    }))
+    })))
+}
+
+/// So many failures in a row, at one place of the log, are no accident.
+const FAILURES: &str = "3";
+/// The hint for a member that was given up.
+const FAILED_HINT: &str = "Data is replicated as ever. Call braid.retry_membership(), or restart the server, to try again. If that fails too, have another node remove this one, call braid.forget_group() here, and join with an empty database.";
+
+/// Counts a failure of the agreement, and gives the membership up if it is one too many. `index`:
+/// the entry that was applied last. A failure after a steady time is the first one again, and so is
+/// one at another index, or since another start of the server.
+pub(super) fn note_failure(failure: &PgError, index: u64, was_steady: bool) -> Result<(), PgError> {
+    execute(
+        "update braid.group_self \
+            set failures = case when failed_index = $1 and failed_server = pg_postmaster_start_time() and not $2 then failures + 1 else 1 end, \
+                failed_index = $1, failed_server = pg_postmaster_start_time() \
+          where stopped is null",
+        &[signed(index).into(), was_steady.into()],
+    )?;
+    let hint = match &failure.hint {
+        Some(hint) => format!("{hint} {FAILED_HINT}"),
+        None => FAILED_HINT.to_owned(),
+    };
+    execute(
+        &format!(
+            "update braid.group_self set stopped = $1, stopped_hint = $2 where stopped is null and failures >= {FAILURES}"
+        ),
+        &[
+            format!("this node takes no part in the group: {}", failure.message)
+                .as_str()
+                .into(),
+            hint.as_str().into(),
+        ],
+    )
+}
+
+/// Whether the membership is given up for failures.
+pub(super) fn is_given_up() -> Result<bool, PgError> {
+    let found = rows(
+        "select 1::text from braid.group_self where stopped is not null and failures > 0",
+        &[],
+    )?;
+    Ok(!found.is_empty())
 }
 
 /// Locks the membership that this process acts for until its transaction ends: whoever deletes it
@@ -447,6 +511,17 @@ fn show_member(member: &Member, recover: bool) -> Result<(), PgError> {
     let dsn = about.connection.expose();
     let connection = match known.map(|row| (row.first(), row.get(1))) {
         Some((Some(Some(same)), Some(Some(id)))) if same == dsn => id.clone(),
+        Some((Some(Some(_)), Some(Some(before)))) => {
+            // The steps process does the rest. It may have to wait for sessions.
+            execute(
+                "update braid.group_member set moved_from = coalesce(moved_from, $2) where member_id = $1",
+                &[
+                    signed(member.id.get()).into(),
+                    before.parse::<i64>().unwrap_or(0).into(),
+                ],
+            )?;
+            connection_string::store(dsn)?
+        }
         _ => connection_string::store(dsn)?,
     };
     let connection: i64 = connection.parse().unwrap_or(0);
@@ -483,17 +558,21 @@ fn show_member(member: &Member, recover: bool) -> Result<(), PgError> {
 }
 
 /// Connection strings of the other members. Removed ones too: they are told so when they ask.
-pub(super) fn peers(me: MemberId) -> Result<Vec<(MemberId, String)>, PgError> {
+pub(super) fn peers(me: MemberId) -> Result<Vec<Target>, PgError> {
     let found = rows(
-        "select m.member_id::text, c.dsn from braid.group_member m join braid.connection c using (connection_id) \
+        "select m.member_id::text, m.node_name::text, c.dsn from braid.group_member m join braid.connection c using (connection_id) \
           where m.member_id <> $1",
         &[signed(me.get()).into()],
     )?;
     Ok(found
         .into_iter()
         .filter_map(|row| {
-            let [id, dsn] = <[Option<String>; 2]>::try_from(row).ok()?;
-            Some((MemberId::new(id?.parse().ok()?)?, dsn?))
+            let [id, name, dsn] = <[Option<String>; 3]>::try_from(row).ok()?;
+            Some(Target {
+                id: MemberId::new(id?.parse().ok()?)?,
+                name: name?,
+                dsn: dsn?,
+            })
         })
         .collect())
 }
@@ -501,7 +580,7 @@ pub(super) fn peers(me: MemberId) -> Result<Vec<(MemberId, String)>, PgError> {
 /// Notes why the member takes no part any more.
 pub(super) fn stop(why: &Stopped, hint: &str) -> Result<(), PgError> {
     execute(
-        "update braid.group_self set stopped = $1, stopped_hint = $2 where stopped is distinct from $1",
+        "update braid.group_self set stopped = $1, stopped_hint = $2, failures = 0 where stopped is distinct from $1",
         &[why.to_string().into(), hint.into()],
     )
 }

@@ -15,6 +15,7 @@ use braid_versions::{Bytes, Cut, Local, NodeNumber, Note, Record};
 pub(super) struct Node {
     /// The number as a member.
     pub(super) id: u64,
+    pub(super) name: String,
     pub(super) dsn: Option<String>,
 }
 
@@ -57,7 +58,7 @@ pub(super) fn load() -> Result<Option<Agreed>, PgError> {
     };
     let own: u64 = number(own, 0)?;
     let found = rows(
-        "select m.node_number::text, m.member_id::text, c.dsn \
+        "select m.node_number::text, m.member_id::text, c.dsn, m.node_name::text \
            from braid.group_member m left join braid.connection c using (connection_id) \
           where m.role = 'data' and m.state <> 'removed'",
         &[],
@@ -71,7 +72,8 @@ pub(super) fn load() -> Result<Option<Agreed>, PgError> {
             me = Some(node);
         }
         let dsn = row.get(2).cloned().flatten();
-        nodes.insert(node, Node { id, dsn });
+        let name = row.get(3).cloned().flatten().unwrap_or_default();
+        nodes.insert(node, Node { id, name, dsn });
     }
     let Some(me) = me else {
         return Ok(None);

@@ -47,7 +47,7 @@ use braid_versions::{
 use super::agreed::{self, Agreed};
 use super::keeper::Keeper;
 use super::suited;
-use crate::group::links::{Links, Way};
+use crate::group::links::{Links, Target, Way};
 use crate::group::request;
 
 /// How messages go to the other nodes.
@@ -157,7 +157,13 @@ impl Shared {
         let me = self.agreed.me;
         let others = self.agreed.nodes.iter().filter(|(node, _)| **node != me);
         let peers = others
-            .filter_map(|(_, node)| Some((MemberId::new(node.id)?, node.dsn.clone()?)))
+            .filter_map(|(_, node)| {
+                Some(Target {
+                    id: MemberId::new(node.id)?,
+                    name: node.name.clone(),
+                    dsn: node.dsn.clone()?,
+                })
+            })
             .collect();
         self.links.keep(peers);
     }

@@ -116,7 +116,7 @@ fn remove_by_others(me: MemberId, members: &Rows, caller: pg_sys::Oid) -> Outcom
         let [Some(peer), Some(dsn), _] = row else {
             continue;
         };
-        let mut connection = match provider::connect(dsn, caller) {
+        let mut connection = match provider::connect_member(peer, dsn, caller) {
             Ok(connection) => connection,
             Err(failure) => {
                 last = Some(failure);
@@ -251,7 +251,9 @@ fn survivors(removed: MemberId, me: MemberId, caller: pg_sys::Oid) -> Vec<Surviv
             return Err("cannot be reached from here".to_owned());
         }
         let dsn = row.get(3).cloned().flatten().unwrap_or_default();
-        let mut connection = provider::connect(&dsn, caller).map_err(|failure| failure.words())?;
+        let name = row.first().cloned().flatten().unwrap_or_default();
+        let mut connection =
+            provider::connect_member(&name, &dsn, caller).map_err(|failure| failure.words())?;
         connection
             .query(&question("braid.group_applied()"))
             .map(|rows| first(&rows))

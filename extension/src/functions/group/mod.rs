@@ -5,6 +5,7 @@
 //!
 //! | file | functions |
 //! |---|---|
+//! | `alter.rs` | of a member that has moved, or whose agreement has failed |
 //! | `create.rs`, `join.rs` | of a database that becomes a member |
 //! | `leave.rs` | of a member that leaves, is removed, or gives up |
 //! | `peer.rs` | that members call at each other |
@@ -13,6 +14,7 @@
 //! | `source.rs` | none: the reasons why a database may not join |
 //! | `standing.rs` | members that take no writes, or rest |
 
+mod alter;
 mod create;
 mod join;
 mod leave;

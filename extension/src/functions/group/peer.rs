@@ -126,6 +126,40 @@ fn group_add(request: Option<Vec<u8>>) -> Text {
     })
 }
 
+/// braid.group_alter(request bytea)
+#[pg_extern(sql = false)]
+fn group_alter(request: Option<Vec<u8>>) {
+    // The request has the connection string in it.
+    secrecy::note_call();
+    let caller = current_role();
+    run(|| {
+        check_peer(caller)?;
+        require_own()?;
+        let question = required(request, "request")?;
+        let Ok(braid_group::Proposal {
+            command: Command::SetConnection { member, connection },
+            ..
+        }) = braid_group::Proposal::decode(&question)
+        else {
+            return Err(
+                Failure::parameter("the request is not one to change a connection string")
+                    .hint("Use the same version of Braid on both nodes."),
+            );
+        };
+        let name = query(
+            "select node_name from braid.group_member where member_id = $1::bigint and state <> 'removed'",
+            &[Some(&member.to_string())],
+        );
+        let name = name.get(0, 0).ok_or_else(|| {
+            Failure::undefined("the node is not a member of the group")
+                .hint("The view braid.group_nodes lists its nodes.")
+        })?;
+        source::check_leads_to(member, name, connection.expose())?;
+        request::ask_encoded(&question, PATIENCE)?;
+        Ok(())
+    });
+}
+
 /// braid.group_take_over(member bigint)
 #[pg_extern(sql = false)]
 fn group_take_over(member: i64) {

@@ -107,6 +107,7 @@ fn group_activity() -> TableIterator<
         name!(silent, Interval),
         name!(applied, i64),
         name!(reachable_since, Option<i64>),
+        name!(problem, Option<Text>),
     ),
 > {
     // Without a worker there is nothing to see, which is no error of a view.
@@ -117,12 +118,13 @@ fn group_activity() -> TableIterator<
     let (view, leader, term, committed, majority) = (next(), next(), next(), next(), next());
     let rest: Vec<String> = lines.map(str::to_owned).collect();
     let rows = rest.into_iter().filter_map(move |line| {
-        let mut words = line.split(' ');
+        let mut words = line.splitn(6, ' ');
         let id = words.next()?.parse().ok()?;
         let reachable = words.next()? == "true";
         let silent = Interval::from_micros(words.next()?.parse().ok()?);
         let applied = words.next()?.parse().ok()?;
         let since = words.next().and_then(|since| since.parse().ok());
+        let problem = words.next().filter(|words| !words.is_empty());
         Some((
             Text(view.clone()),
             leader.parse().ok(),
@@ -134,6 +136,7 @@ fn group_activity() -> TableIterator<
             silent,
             applied,
             since,
+            problem.map(|words| Text(words.to_owned())),
         ))
     });
     TableIterator::new(rows)

@@ -309,7 +309,7 @@ fn of_all_members(key: &str, name: &str, caller: pg_sys::Oid) -> Outcome<Vec<The
             continue;
         };
         let words = format!("node \"{node}\" does not say which values of {name} it has used");
-        let mut connection = provider::connect(dsn, caller)
+        let mut connection = provider::connect_member(node, dsn, caller)
             .map_err(|failure| failure.into_warning(words.clone()))?;
         let found = connection.query(FACTS).map_err(|error| {
             Failure::provider(words, &error).hint(

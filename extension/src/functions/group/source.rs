@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use braid_bgworker::sql_text::quote_literal;
 use braid_bgworker::subscription_option::array_literal;
-use braid_group::{NewMember, Version};
+use braid_group::{MemberId, NewMember, Version};
 use braid_postgres::catalog::query;
 use braid_postgres::libpq::{self, Connection, Mode};
 use braid_postgres::rows::Rows;
@@ -98,7 +98,7 @@ pub(super) fn check_own(dsn: &str) -> Outcome<()> {
                 "this server could not connect by the node's own connection string",
             )
             .detail(error.to_string())
-            .hint("Other members have to reach this database by it. If it is wrong, leave the group, drop the node, and call this function again.")
+            .hint("Other members have to reach this database by it. If it is wrong, change it with braid.alter_node once this node is a member.")
             .warn();
             return Ok(());
         }
@@ -182,6 +182,84 @@ pub fn check_reached(new: &NewMember) -> Outcome<()> {
     )))
 }
 
+/// Checks that a connection string leads from this node to a member that takes part: not to a copy
+/// of it, nor to a standby.
+pub fn check_leads_to(member: MemberId, name: &str, dsn: &str) -> Outcome<()> {
+    let unreachable = |error: &libpq::Error| {
+        Failure::provider(
+            format!("could not connect to node \"{name}\" by the connection string in dsn"),
+            error,
+        )
+        .hint("Check that it is right, that the server runs, and that its pg_hba.conf lets the members in.")
+    };
+    let elsewhere = |where_to: String| {
+        Failure::parameter(format!(
+            "the connection string in dsn does not lead to node \"{name}\""
+        ))
+        .detail(format!("It leads to {where_to}."))
+        .hint(format!(
+            "In dsn, give a connection string that leads to node \"{name}\" from all members."
+        ))
+    };
+    let mut connection = Connection::open_within(dsn, "braid", Mode::Sql, PATIENCE)
+        .map_err(|error| unreachable(&error))?;
+    let facts = connection
+        .query(FACTS)
+        .map_err(|error| unreachable(&error))?;
+    let here = query(FACTS, &[]);
+    if (0..2).all(|column| facts.get(0, column) == here.get(0, column)) {
+        return Err(elsewhere("this node itself".to_owned()));
+    }
+    let extension = connection
+        .query("select 1 from pg_catalog.pg_extension where extname = 'braid'")
+        .map_err(|error| unreachable(&error))?;
+    let database = facts.get(0, 2).unwrap_or_default();
+    if extension.is_empty() {
+        return Err(elsewhere(format!(
+            "database \"{database}\", which does not have extension braid"
+        )));
+    }
+    let found = connection
+        .query(
+            "select n.node_name, n.node_id, n.identity_valid, pg_catalog.pg_is_in_recovery(), c.group_id, c.member_id \
+               from braid.node_info() n left join braid.group_contacts() c on c.is_self",
+        )
+        .map_err(|error| {
+            Failure::provider(
+                format!("node \"{name}\" could not be asked who it is"),
+                &error,
+            )
+            .hint("The role in dsn needs the REPLICATION attribute there, and braid_monitor.")
+        })?;
+    let there = |column| found.get(0, column);
+    let Some(node) = there(0) else {
+        return Err(elsewhere(format!(
+            "database \"{database}\", which is not a node"
+        )));
+    };
+    let known = query(
+        "select m.node_id, encode(s.group_id, 'hex') from braid.group_self s cross join braid.group_member m \
+          where m.member_id = $1::bigint",
+        &[Some(&member.to_string())],
+    );
+    if there(1) != known.get(0, 0) {
+        return Err(elsewhere(format!("node \"{node}\"")));
+    }
+    if there(2) != Some("t") {
+        return Err(elsewhere(format!("a copy of node \"{node}\"")));
+    }
+    if there(3) == Some("t") {
+        return Err(elsewhere(format!("a standby of node \"{node}\"")));
+    }
+    let number = member.to_string();
+    if there(4) != known.get(0, 1) || there(5) != Some(number.as_str()) {
+        return Err(elsewhere(format!(
+            "node \"{node}\", which takes no part in the group any more"
+        )));
+    }
+    Ok(())
+}
+
 fn facts(dsn: &str) -> libpq::Result<Rows> {
     Connection::open_within(dsn, "braid", Mode::Sql, PATIENCE)?.query(FACTS)
 }
@@ -229,7 +307,7 @@ fn open(contacts: &Rows, source: &Provider, caller: pg_sys::Oid) -> Outcome<Prov
         ))
         .detail(failure.words())
         .hint(format!(
-            "{hint} If that string is wrong, node \"{}\" has to leave the group, be dropped, and join again. Or name another member in member_dsn.",
+            "{hint} If that string is wrong, change it at node \"{}\" with braid.alter_node. Or name another member in member_dsn.",
             source.name
         ))
     })?;
@@ -240,7 +318,7 @@ fn open(contacts: &Rows, source: &Provider, caller: pg_sys::Oid) -> Outcome<Prov
         ))
         .detail("From this server that string leads to another node than from where it was given.")
         .hint(format!(
-            "Have node \"{}\" leave the group, drop it, and create it anew with a connection string that leads to it from all members: no localhost. Or name another member in member_dsn.",
+            "At node \"{}\", call braid.alter_node with a connection string that leads to it from all members: no localhost. Or name another member in member_dsn.",
             source.name
         )));
     }

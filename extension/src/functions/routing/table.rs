@@ -87,7 +87,7 @@ pub(super) fn connect_all(caller: pg_sys::Oid) -> Outcome<Vec<Member>> {
             return Err(Failure::state(format!("node \"{name}\" is {state}"))
                 .hint("Wait until it has joined or left: braid.wait_for_group() there."));
         }
-        let connection = provider::connect(dsn, caller).map_err(|failure| {
+        let connection = provider::connect_member(name, dsn, caller).map_err(|failure| {
             failure.elsewhere(
                 &format!("All nodes take part; this is node \"{name}\"."),
                 "Call the function again when it is back, or remove the node.",

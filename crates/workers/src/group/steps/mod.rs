@@ -11,6 +11,7 @@
 //! | `take_over` | a node that joins with rows has this one as its source (see `data`) |
 //! | `recover` | a removed member's last transactions that only some have |
 //! | `leave` | this node leaves |
+//! | `moved` | a member has another connection string |
 //! | `keep` | every 10 s: the slot that keeps what others may lack |
 //!
 //! A subscription of the group is an ordinary one. It is known by its provider, which is a member.
@@ -23,6 +24,7 @@ mod join;
 mod keep;
 mod leave;
 mod members;
+mod moved;
 mod peer;
 pub mod publication;
 mod recover;
@@ -160,7 +162,7 @@ pub fn main(argument: pg_sys::Datum) {
 /// member any more.
 fn look() -> Result<Option<View>, PgError> {
     execute(
-        "select braid.forget_members() from braid.group_self where stopped is not null and leave_lsn is not null",
+        "select braid.forget_members() from braid.group_self where stopped is not null and failures = 0 and leave_lsn is not null",
         &[],
     )?;
     let found = rows(
@@ -199,6 +201,7 @@ fn look() -> Result<Option<View>, PgError> {
 }
 
 fn tend(view: &View) -> Result<Progress, PgError> {
+    moved::follow()?;
     if view.own.joins {
         return join::go_on(view);
     }
