@@ -4468,6 +4468,27 @@ create function braid.end_maintenance(node_name name default null) returns void
     as 'MODULE_PATHNAME', 'end_maintenance_wrapper';
 comment on function braid.end_maintenance is 'has the streams from and to a member go on';
 
+-- A look writes, and so it would be followed by the next one for ever. While nothing arrives,
+-- little is written, and the slot is there, the slot stays where it is.
+create function braid.kept_slot_may_rest() returns boolean
+    language sql volatile parallel restricted set search_path = pg_catalog, pg_temp
+as $$
+    select coalesce((
+        select s.kept_sample_lsn is not null
+           and (t.patience = interval '0' or s.kept_moved_at > clock_timestamp() - t.patience / 2)
+           and exists (select from pg_replication_slots l
+                        where l.slot_name = 'braid_kept_' || (select d.oid from pg_database d where d.datname = current_database())
+                          and l.wal_status <> 'lost' and pg_current_wal_insert_lsn() - l.confirmed_flush_lsn < 1048576)
+           and (select count(*) > 1 and bool_and(k.kept_lsn >= coalesce(p.written_lsn, '0/0') is true)
+                  from braid.group_member m
+                  left join braid.member_positions() p using (member_id)
+                  left join braid.group_kept k using (member_id)
+                 where m.member_id <> s.member_id and m.role = 'data' and m.state in ('joining', 'active', 'in maintenance'))
+          from braid.group_self s
+         cross join (select current_setting('braid.peer_away_limit')::interval as patience) t), false)
+$$;
+comment on function braid.kept_slot_may_rest is 'whether the slot that keeps changes for other members would move over this node''s own writes only, and over less than 1 MB of them';
+
 create function braid.group_is_behind() returns boolean
     language sql stable parallel restricted set search_path = pg_catalog, pg_temp
 as $$
@@ -4479,7 +4500,7 @@ as $$
                       or exists (select from braid.group_merge g
                                   where g.done_at is null
                                      or not exists (select from braid.group_member m where m.member_id = g.member_id and m.state = 'joining'))
-                      or s.join_mode <> 'witness' and coalesce(s.kept_looked_at < clock_timestamp() - interval '10 s',
+                      or s.join_mode <> 'witness' and coalesce(s.kept_looked_at < clock_timestamp() - interval '10 s' and not braid.kept_slot_may_rest(),
                                   (select count(*) > 1 from braid.group_member m
                                     where m.member_id <> s.member_id and m.role = 'data' and m.state in ('joining', 'active', 'in maintenance')))
                       or exists (select from braid.group_member m

@@ -13,6 +13,11 @@
 //! | the slot is made | `kept_lsn` | nothing counts as kept; later positions are noted |
 //! | `kept_lsn` is raised, on disk | the slot moves | it says less than what is kept |
 //!
+//! A look writes, also on a node on which nothing else happens. So there is none while no
+//! transaction has come from another member since the slot moved, and this node has written less
+//! than 1 MB (`braid.kept_slot_may_rest`). A slot that stays behind keeps more than is needed,
+//! never less.
+//!
 //! With two members there is no slot: a single survivor lacks nothing that another one has.
 
 use std::collections::BTreeMap;

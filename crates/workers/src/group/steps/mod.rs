@@ -12,7 +12,7 @@
 //! | `recover` | a removed member's last transactions that only some have |
 //! | `leave` | this node leaves |
 //! | `moved` | a member has another connection string |
-//! | `keep` | every 10 s: the slot that keeps what others may lack |
+//! | `keep` | every 10 s, while something is written: the slot that keeps what others may lack |
 //!
 //! A subscription of the group is an ordinary one. It is known by its provider, which is a member.
 //!
