@@ -24,6 +24,15 @@ class Outcome:
     rows: dict = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class NumberedLeaf:
+    """A partition whose rows get numbers of the subscriber's: the row as it is compared, the root, and the column."""
+
+    row: str
+    root: str
+    column: str
+
+
 class Runner:
     """Runs cases one after the other on one server."""
 
@@ -185,13 +194,40 @@ class Runner:
         tables = [name for (name,) in self.sessions["native"].execute(
             "select format('%I.%I', nspname, relname) from pg_class c join pg_namespace n on n.oid = relnamespace "
             "where nspname = 's' and relkind = 'r' order by 1")]
+        numbered = self._numbered_leaves()
         for name, outcome in (("native", native), ("braid", braid)):
             for table in tables:
+                row = numbered[table].row if table in numbered else "t"
                 try:
-                    rows = self.sessions[name].execute(f"select t::text from only {table} t")
+                    rows = self.sessions[name].execute(f"select {row}::text from only {table} t")
                 except SqlError as error:
                     rows = [(str(error),)]
                 outcome.rows[table] = Counter(row for (row,) in rows)
+            for root, column in sorted({(leaf.root, leaf.column) for leaf in numbered.values()}):
+                again = self.sessions[name].value(f"select count({column}) - count(distinct {column}) from {root}")
+                outcome.rows[f"{root}.{column}"] = Counter({f"{again} numbers given again": 1})
+
+    def _numbered_leaves(self):
+        """Leaves with an identity column that only the subscribers have, by name.
+
+        The leaves share the sequence of their root. They are copied one by one, by native beside
+        each other, so it is a matter of time which row gets which number. Rows are compared with
+        a sign in the place of the number. Whether there is a number, and that no other row has it,
+        is compared all the same.
+        """
+        columns = self.sessions["native"].execute(
+            "select attrelid::regclass, quote_ident(attname), attidentity <> '', pg_partition_root(attrelid)::regclass from pg_attribute "
+            "join pg_class c on c.oid = attrelid where relnamespace = 's'::regnamespace and relkind = 'r' and relispartition "
+            "and attnum > 0 and not attisdropped order by attrelid, attnum")
+        there = {(table, column) for table, column in self.sessions["provider"].execute(
+            "select attrelid::regclass, quote_ident(attname) from pg_attribute where attnum > 0 and not attisdropped")}
+        leaves = {}
+        for table, column, identity, root in columns:
+            if identity == "t" and (table, column) not in there:
+                fields = [f"case when t.{name} is not null then '#' end" if name == column else f"t.{name}"
+                          for of, name, _identity, _root in columns if of == table]
+                leaves[table] = NumberedLeaf(f"row({', '.join(fields)})", root, column)
+        return leaves
 
     def _clean_up(self, crashed):
         """Drops both subscriptions, or makes the server anew where it cannot be trusted."""
