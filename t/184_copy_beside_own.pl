@@ -9,7 +9,7 @@ use warnings;
 use Braid;
 use Test::More;
 
-my ($tokyo, $paris) = map { new_node($_, conf => "braid.retry_interval = 200ms\nbraid.retry_interval_max = 2s\n") } qw(tokyo paris);
+my ($tokyo, $paris) = map { new_node($_, conf => "braid.retry_interval = 200ms\nbraid.retry_interval_max = 2s\nbraid.copy_workers_per_subscription = 3\n") } qw(tokyo paris);
 my @both = ($tokyo, $paris);
 sub sql { return $_[0]->safe_psql('postgres', $_[1]) }
 on_all(q[
@@ -18,8 +18,11 @@ on_all(q[
 	create domain any_label as label;
 	create table account (id any_label primary key, code int unique, v text);
 	create table stay (id int primary key, during int4range, v text, exclude using gist (during with &&));
+	-- With a rule for UPDATE, PostgreSQL refuses ON CONFLICT, also if the rule does not fire.
+	create table ruled (id int primary key, during int4range, v text, exclude using gist (during with &&));
+	create rule kept as on update to ruled do also notify kept;
 ], @both);
-for my $table ('account', 'stay')
+for my $table ('account', 'stay', 'ruled')
 {
 	sql($tokyo, qq[
 		create function hold_$table() returns trigger language plpgsql as \$\$ begin perform pg_advisory_xact_lock_shared(1); return new; end \$\$;
@@ -27,24 +30,24 @@ for my $table ('account', 'stay')
 		alter table $table enable replica trigger hold;
 	]);
 }
-sql($paris, q{insert into account values ('0', 0, 'paris'); insert into stay values (0, '[0,1)', 'paris')});
+sql($paris, q{insert into account values ('0', 0, 'paris'); insert into stay values (0, '[0,1)', 'paris'); insert into ruled table stay});
 
 my $there = subscribe($paris, $tokyo, copy_data => 'false');
 my $holder = $tokyo->background_psql('postgres');
 $holder->query_safe('select pg_advisory_lock(1)');
 my $here = subscribe($tokyo, $paris, wait => 0);
-$tokyo->poll_query_until('postgres', q[select count(*) = 2 from pg_stat_activity where backend_type = 'braid copy' and wait_event = 'advisory']) or die;
+$tokyo->poll_query_until('postgres', q[select count(*) = 3 from pg_stat_activity where backend_type = 'braid copy' and wait_event = 'advisory']) or die;
 disable($tokyo, $here);
 disable($paris, $there);
 $tokyo->poll_query_until('postgres', q[select count(*) = 0 from pg_stat_activity where backend_type = 'braid copy']) or die;
 $holder->quit;
-is(sql($tokyo, 'select (select count(*) from account) + (select count(*) from stay)'), '0', 'nothing is copied yet');
+is(sql($tokyo, 'select (select count(*) from account) + (select count(*) from stay) + (select count(*) from ruled)'), '0', 'nothing is copied yet');
 
 # Older here; older there; without a conflict; another row with its key.
-sql($tokyo, q{insert into account values ('1', 1, 'older'), ('10', 10, 'own'); insert into stay values (1, '[10,20)', 'older'), (10, '[100,110)', 'own')});
+sql($tokyo, q{insert into account values ('1', 1, 'older'), ('10', 10, 'own'); insert into stay values (1, '[10,20)', 'older'), (10, '[100,110)', 'own'); insert into ruled table stay});
 sql($paris, q{insert into account values ('2', 1, 'newer'), ('3', 2, 'older'), ('20', 20, 'paris'), ('30', 30, 'older');
-	insert into stay values (2, '[15,25)', 'newer'), (3, '[30,40)', 'older'), (20, '[200,210)', 'paris')});
-sql($tokyo, q{insert into account values ('4', 2, 'newer'), ('30', 31, 'newer'); insert into stay values (4, '[35,45)', 'newer')});
+	insert into stay values (2, '[15,25)', 'newer'), (3, '[30,40)', 'older'), (20, '[200,210)', 'paris'); insert into ruled select * from stay where id > 0});
+sql($tokyo, q{insert into account values ('4', 2, 'newer'), ('30', 31, 'newer'); insert into stay values (4, '[35,45)', 'newer'); insert into ruled select * from stay where id = 4});
 
 # The provider's subscription goes on first: it has the conflicts behind it when the rows are
 # copied.
@@ -53,6 +56,7 @@ caught_up($paris, $tokyo);
 sub rows { my ($node, $table) = @_; return sql($node, "select string_agg(id || ':' || v, ' ' order by id) from $table"); }
 is(rows($paris, 'account'), '0:paris 2:newer 4:newer 10:own 20:paris 30:newer', 'the provider has decided');
 is(rows($paris, 'stay'), '0:paris 2:newer 4:newer 10:own 20:paris', 'by the exclusion constraint, too');
+is(rows($paris, 'ruled'), '0:paris 2:newer 4:newer 10:own 20:paris', 'of a table with rules, too');
 sql($tokyo, "select braid.enable_subscription('$here')");
 ok(wait_until(sub { status($tokyo, $here)->{state} =~ /^(?:streaming|error)$/ }, 60), 'the copy comes to an end');
 streams($tokyo, $here, 'by itself') or diag(explain(status($tokyo, $here)));
@@ -60,7 +64,8 @@ converged(@both);
 converged(@both);
 is(rows($tokyo, 'account'), '0:paris 2:newer 4:newer 10:own 20:paris 30:newer', 'what has lost there leaves here');
 is(rows($tokyo, 'stay'), '0:paris 2:newer 4:newer 10:own 20:paris', 'by the exclusion constraint, too');
-same_tables(\@both, 'account', 'stay');
+is(rows($tokyo, 'ruled'), '0:paris 2:newer 4:newer 10:own 20:paris', 'of a table with rules, too');
+same_tables(\@both, 'account', 'stay', 'ruled');
 is(sql($paris, q{select string_agg(coalesce(local_row ->> 'id', '') || '/' || coalesce(remote_row ->> 'id', '') || ' ' || winner, ', ' order by local_row ->> 'id')
 	from braid.conflict_history where relation = 'account'::regclass and kind = 'insert_exists'
 	and local_row ->> 'id' is distinct from remote_row ->> 'id'}), '2/1 local, 3/4 remote', 'each that left is in the history, where the two met');

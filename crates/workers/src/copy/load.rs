@@ -17,7 +17,9 @@ use braid_postgres::copy_from::copy_from;
 use braid_postgres::error::PgError;
 use braid_postgres::lock::LockMode;
 use braid_postgres::relation::Relation;
+use braid_postgres::subtransaction::attempt;
 use braid_postgres::{catalog, snapshot, transaction};
+use pgrx::datum::DatumWithOid;
 use pgrx::pg_sys;
 
 use super::feed::{self, Copied};
@@ -74,6 +76,25 @@ pub struct Filled {
 fn quoted_list(names: &[String]) -> String {
     let quoted: Vec<String> = names.iter().map(|name| quote_identifier(name)).collect();
     quoted.join(", ")
+}
+
+/// Runs a statement, and returns how many rows it has written.
+fn counted(sql: &str, arguments: &[DatumWithOid<'_>]) -> Result<u64, PgError> {
+    subscription::execute_counting(sql, arguments).map(|rows| u64::try_from(rows).unwrap_or(0))
+}
+
+/// Returns `None`, with nothing written, if a constraint keeps a row out.
+fn unless_kept_out(insert: impl FnOnce() -> Result<u64, PgError>) -> Result<Option<u64>, PgError> {
+    match attempt(|| insert().map(|rows| (rows, true))) {
+        Ok(rows) => Ok(Some(rows)),
+        Err(failure)
+            if [SqlState::UniqueViolation, SqlState::ExclusionViolation]
+                .contains(&failure.sqlstate) =>
+        {
+            Ok(None)
+        }
+        Err(failure) => Err(failure),
+    }
 }
 
 fn gone() -> PgError {
@@ -527,14 +548,51 @@ impl Target {
             quote_identifier(&self.namespace),
             quote_identifier(&self.name)
         );
-        subscription::execute_counting(
-            &format!(
-                "insert into {table} ({columns}) overriding system value select {columns} from {STAGING} \
-                 on conflict do nothing"
+        let insert = format!(
+            "insert into {table} ({columns}) overriding system value select {columns} from {STAGING} s"
+        );
+        if self.has_rules()? {
+            return self.merge_past_rules(&table, &insert);
+        }
+        counted(&format!("{insert} on conflict do nothing"), &[])
+    }
+
+    /// Whether the table has rules for INSERT or UPDATE, enabled or not. PostgreSQL refuses ON
+    /// CONFLICT then.
+    fn has_rules(&self) -> Result<bool, PgError> {
+        let found = subscription::rows(
+            "select 1::text from pg_catalog.pg_rewrite where ev_class = $1::oid limit 1",
+            &[i64::from(self.oid.to_u32()).into()],
+        )?;
+        Ok(!found.is_empty())
+    }
+
+    /// Merges without ON CONFLICT: all rows whose key is not here at once. If a further constraint
+    /// keeps one of them out, each by itself.
+    fn merge_past_rules(&self, table: &str, insert: &str) -> Result<u64, PgError> {
+        let absent = match self.identity()? {
+            Some(names) => format!(
+                "not exists (select from {table} t where {})",
+                self.is_same_key(&names)?
             ),
+            None => "true".to_owned(),
+        };
+        let insert = format!("{insert} where {absent}");
+        if let Some(rows) = unless_kept_out(|| counted(&insert, &[]))? {
+            return Ok(rows);
+        }
+        let places = subscription::rows(
+            &format!("select ctid::text from {STAGING} s where {absent}"),
             &[],
-        )
-        .map(|rows| u64::try_from(rows).unwrap_or(0))
+        )?;
+        let one = format!("{insert} and s.ctid = $1::tid");
+        let mut rows = 0_u64;
+        for place in places.into_iter().flatten().flatten() {
+            pgrx::check_for_interrupts!();
+            let came = unless_kept_out(|| counted(&one, &[place.as_str().into()]))?;
+            rows = rows.saturating_add(came.unwrap_or(0));
+        }
+        Ok(rows)
     }
 
     /// Returns the published columns that are filled, and their local names in the server's
