@@ -31,6 +31,12 @@ on_all(q[
 	create trigger shout before insert on moment for each row execute function shout();
 	alter table place owner to clerk;
 	create table marker (n int primary key, missing int constraint marker_missing references marker);
+	create table base (id int primary key);
+	create table held (id int primary key, base int constraint held_base references base);
+	create function hold() returns trigger language plpgsql as $$ begin return null; end $$;
+	create trigger hold before delete on held for each row execute function hold();
+	create table ruled (id int primary key, base int constraint ruled_base references base);
+	create rule hold as on delete to ruled do instead nothing;
 ], @nodes);
 $osaka->safe_psql('postgres', q[alter database postgres set timezone = 'Asia/Tokyo']);
 for my $subscriber (@nodes) { for my $provider (@nodes) { subscribe($subscriber, $provider) if $subscriber != $provider } }
@@ -122,6 +128,16 @@ is(sql($tokyo, 'select count(*) from note'), '0', 'what refers to them follows')
 is(sql($osaka, 'select string_agg(line || by_whom, $$,$$ order by line) from fired where line > 1'), '10clerk,20clerk', 'triggers fire as the owner');
 is(sql($osaka, q[select string_agg(concat_ws(' ', local_row ->> 'v', resolution, winner), ', ' order by local_row ->> 'v') from braid.conflict_history where kind = 'foreign_key' and resolution = 'delete']),
 	'late delete none, loser delete none', 'what is deleted is recorded');
+
+# A row that a trigger or a rule keeps stays, and is recorded as such once.
+write_by_hand($osaka, 'insert into held values (1, -1); insert into ruled values (2, -1)');
+sql($osaka, "select braid.set_foreign_key_rule('$_', null, 'delete')") for qw(held ruled);
+look_again(undef, $osaka) for 1 .. 2;
+is(sql($osaka, q[select string_agg(concat_ws(' ', relation, local_row ->> 'id', resolution, winner, reason), ', ' order by relation::text) from braid.conflict_history where relation in ('held'::regclass, 'ruled'::regclass)]),
+	join(', ', map { qq[$_ record local the referenced row is missing in public.base {"id": -1}, and a trigger or a rule keeps the row from being deleted] } 'held 1', 'ruled 2'),
+	'a row that is kept is recorded');
+is(sql($osaka, 'select (select count(*) from held) + (select count(*) from ruled)'), '2', 'it stays');
+unlike(slurp_file($osaka->logfile), qr/deleted \d+ rows under foreign key (held|ruled)_base/, 'and is not said to be deleted');
 
 # The referenced row is restored. Not if no node has an image of it: the rule is newer than the
 # deletion.

@@ -19,7 +19,7 @@ mod parent;
 use braid_apply::with_fixed_settings;
 use braid_node::clock;
 use braid_node::settings::{self, ConflictHistory};
-use braid_node::subscription::{execute, execute_counting, rows, rows_lazily};
+use braid_node::subscription::{execute, execute_counting, rows, rows_lazily, rows_written};
 use braid_postgres::catalog::{Rights, with_rights};
 use braid_postgres::error::{self, PgError};
 use braid_postgres::worker;
@@ -227,9 +227,9 @@ fn orphan_query(watched: &Watched) -> Result<Option<String>, PgError> {
         .and_then(|row| row.into_iter().next()?))
 }
 
+/// Deletes rows. A row that a trigger or a rule of the table keeps is recorded as one that stays.
 fn delete(watched: &Watched, orphans: &[Orphan]) -> Result<(), PgError> {
-    let confined = Rights::Confined(watched.owner);
-    record(watched, &orphans.iter().collect::<Vec<_>>(), &IS_DELETED)?;
+    let (mut deleted, mut kept) = (Vec::new(), Vec::new());
     for orphan in orphans {
         let table = rows(
             "select $1::oid::regclass::text",
@@ -242,21 +242,36 @@ fn delete(watched: &Watched, orphans: &[Orphan]) -> Result<(), PgError> {
         else {
             continue;
         };
-        let place = orphan.place.as_str();
-        with_rights(confined, || {
-            let delete = format!("delete from only {table} where ctid = $1::pg_catalog.tid");
-            execute_counting(&delete, &[place.into()])
-        })?;
+        if delete_row(watched, &table, &orphan.place)? {
+            deleted.push(orphan);
+        } else {
+            kept.push(orphan);
+        }
     }
-    if !orphans.is_empty() {
+    record(watched, &deleted, &IS_DELETED)?;
+    record(watched, &kept, &IS_KEPT)?;
+    if !deleted.is_empty() {
         pgrx::log!(
             "deleted {} rows under {} whose referenced rows are missing",
-            orphans.len(),
+            deleted.len(),
             watched.name
         );
         clock::before_own_commit();
     }
     Ok(())
+}
+
+/// Deletes the row at a place. Returns whether it is gone: an earlier deletion of the transaction
+/// may have taken it along.
+fn delete_row(watched: &Watched, table: &str, place: &str) -> Result<bool, PgError> {
+    with_rights(Rights::Confined(watched.owner), || {
+        let there = format!("from only {table} where ctid = $1::pg_catalog.tid");
+        if execute_counting(&format!("delete {there}"), &[place.into()])? > 0 {
+            return Ok(true);
+        }
+        let left = rows_written(&format!("select 1::text {there}"), &[place.into()])?;
+        Ok(left.is_empty())
+    })
 }
 
 /// Whether the referenced row would have come by now.
@@ -291,6 +306,14 @@ const IS_DELETED: Verdict<'_> = Verdict {
     resolution: "delete",
     winner: "none",
     words: (MISSING, ""),
+};
+
+const IS_KEPT: Verdict<'_> = Verdict {
+    words: (
+        MISSING,
+        ", and a trigger or a rule keeps the row from being deleted",
+    ),
+    ..STAYS
 };
 
 /// Records rows, each once as it is.
