@@ -108,8 +108,11 @@ pub fn for_refusal(sqlstate: SqlState, reason: Option<Reason>) -> Policy {
 #[must_use]
 pub fn for_provider(sqlstate: SqlState) -> Policy {
     match sqlstate {
-        // object_in_use: a walsender that has not noticed yet still holds the slot
-        SqlState::ObjectInUse => Policy::Reconnect,
+        // object_in_use: a walsender that has not noticed yet still holds the slot;
+        // idle_in_transaction_session_timeout, transaction_timeout: the provider was slow
+        SqlState::ObjectInUse
+        | SqlState::IdleInTransactionTimeout
+        | SqlState::TransactionTimeout => Policy::Reconnect,
         _ if sqlstate.is_of("57")
             || sqlstate.is_of("53")
             || (sqlstate.is_of("08") && sqlstate != SqlState::ProtocolViolation) =>
@@ -210,6 +213,9 @@ pub fn transient_hint(sqlstate: SqlState) -> &'static str {
              pg_replication_slots at the provider, or for another subscriber that uses the same slot."
         }
         SqlState::DiskFull => "Free disk space.",
+        SqlState::IdleInTransactionTimeout | SqlState::TransactionTimeout => {
+            "It is tried again. If it does not pass, raise this setting for the role of the connection string."
+        }
         SqlState::OutOfMemory => "Free memory, or lower braid.apply_buffer_size.",
         SqlState::TooManyConnections => {
             "Increase max_connections, or max_wal_senders at the provider."
@@ -409,6 +415,8 @@ mod tests {
             SqlState::TooManyConnections,
             SqlState::ConfigurationLimitExceeded,
             SqlState::ObjectInUse,
+            SqlState::IdleInTransactionTimeout,
+            SqlState::TransactionTimeout,
             SqlState::LockNotAvailable,
             SqlState::QueryCanceled,
             SqlState::AdminShutdown,

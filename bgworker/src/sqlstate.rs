@@ -86,6 +86,10 @@ sqlstates! {
     ReadOnlySqlTransaction = b"25006",
     /// no_active_sql_transaction
     NoActiveSqlTransaction = b"25P01",
+    /// idle_in_transaction_session_timeout
+    IdleInTransactionTimeout = b"25P03",
+    /// transaction_timeout
+    TransactionTimeout = b"25P04",
     /// invalid_password
     InvalidPassword = b"28P01",
     /// dependent_objects_still_exist

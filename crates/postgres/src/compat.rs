@@ -362,6 +362,9 @@ setters! {
         replorigin_session_origin_timestamp, origin_timestamp;
 }
 
+/// Whether this major has the setting `transaction_timeout`.
+pub const HAS_TRANSACTION_TIMEOUT: bool = !cfg!(any(feature = "pg15", feature = "pg16"));
+
 /// Whether `ExecuteTruncateGuts` runs triggers as the calling user instead of as each table's
 /// owner.
 pub const TRUNCATES_AS_CALLER: bool = cfg!(feature = "pg15");

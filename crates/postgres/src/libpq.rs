@@ -850,6 +850,18 @@ impl Connection {
         Ok(NonNull::new(PQgetResult(self.live())).map(|raw| ResultHandle { raw }))
     }
 
+    /// Lifts `transaction_timeout` for this session: it is meant for sessions of users. Of peers
+    /// older than 17 no such setting is known, so the options of the connection can't have it.
+    ///
+    /// # Errors
+    /// As [`Connection::query`].
+    pub fn lift_transaction_timeout(&mut self) -> Result<()> {
+        if self.server_version() >= 170_000 {
+            self.query("set transaction_timeout = 0")?;
+        }
+        Ok(())
+    }
+
     /// Run SQL, or a replication command, and collect the last result's rows as text.
     ///
     /// # Errors

@@ -264,6 +264,11 @@ fn begin_connection(database: pg_sys::Oid) {
     unsafe {
         pg_sys::BackgroundWorkerInitializeConnectionByOid(database, pg_sys::InvalidOid, 0);
     }
+    // It is meant for sessions of users. Other limits of time only count in sessions, but for
+    // lock_timeout.
+    if compat::HAS_TRANSACTION_TIMEOUT {
+        set("transaction_timeout", "0");
+    }
 }
 
 /// Connects this worker to no database: it sees shared catalogs only.

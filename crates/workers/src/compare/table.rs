@@ -128,6 +128,7 @@ fn prepare(connection: &mut Connection, search_path: &str) -> Result<(), PgError
     sql.push_str("set client_encoding = 'UTF8'; set search_path = ");
     sql.push_str(search_path);
     connection.query(&sql)?;
+    connection.lift_transaction_timeout()?;
     Ok(())
 }
 

@@ -189,6 +189,7 @@ pub fn await_provider(
     let mut connection = Connection::open(&subscription.dsn, &application_name, Mode::Sql)?;
     connection.look_into_silence(&subscription.dsn)?;
     blocked::watch(&mut connection, subscription)?;
+    connection.lift_transaction_timeout()?;
     connection.query("set statement_timeout = 0; set idle_in_transaction_session_timeout = 0; set search_path = pg_catalog")?;
     let here = applied_here(task)?;
     let me = my_id()?;

@@ -195,9 +195,7 @@ fn connect(subscription: &Subscription, mode: Mode) -> Result<Connection, PgErro
     connection.look_into_silence(&subscription.dsn)?;
     blocked::watch(&mut connection, subscription)?;
     connection.query(SETTINGS)?;
-    if connection.server_version() >= 170_000 {
-        connection.query("set transaction_timeout = 0")?;
-    }
+    connection.lift_transaction_timeout()?;
     connection.query("begin isolation level repeatable read read only")?;
     Ok(connection)
 }

@@ -260,6 +260,8 @@ fn begin(
     let mut connection =
         Connection::open(&subscription.dsn, &subscription.name, Mode::Replication)?;
     connection.look_into_silence(&subscription.dsn)?;
+    // The slot's snapshot is kept in a transaction while tables are copied.
+    connection.lift_transaction_timeout()?;
     let (lsn, snapshot) = create_slot(&mut connection, subscription)?;
     // Tables that were published between the look at the provider and the slot would be in neither.
     let mut asked = open_beside(&connection, subscription)?;

@@ -213,6 +213,8 @@ impl Reception {
         let mut connection =
             Connection::open(&subscription.dsn, &subscription.name, Mode::Replication)?;
         connection.give_up_when_silent();
+        // A transaction is decoded in a transaction.
+        connection.lift_transaction_timeout()?;
         let provider = check_provider(&mut connection, subscription)?;
         provider.check_reaches(start)?;
         // From here on, no further position is held back: a process that asks now sees that the
