@@ -5,6 +5,9 @@
 # By itself, the tests that change schemas most are run; with GROUP_REGRESSION=all PostgreSQL's
 # parallel_schedule (make group-regression).
 
+# PostgreSQL's tests run twice. On a busy machine that alone takes longer than other files may take.
+# Time limit: 2700 s.
+
 use strict;
 use warnings;
 
