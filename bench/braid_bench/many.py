@@ -11,9 +11,9 @@ import os
 import time
 
 from . import machine
-from .pair import tree
+from .pair import descendants, tree
 from .peers import SLOT
-from .processes import SUBSCRIBER, WALSENDER, children, status, title
+from .processes import SUBSCRIBER, WALSENDER, children, queued, status, title
 from .scene import PROVIDER, SUBSCRIBER as SUBSCRIBER_PORT, template
 from .stage import Cluster, Failed
 
@@ -83,12 +83,20 @@ class Way:
 
 
 class Clock:
-    """Seconds, and CPU seconds of both servers, since it was made."""
+    """Seconds, and CPU seconds of both servers, since it was made.
+
+    On a busy machine processes wait for a processor. Then seconds pass without CPU, as they do in a wait for a lock or a timer. So it
+    also has how long one process waited for a processor: the one that waited longest.
+    """
 
     def __init__(self, *servers):
         self.postmasters = [server.postmaster for server in servers]
         self.cpu = self.used()
+        self.queued = self.waits()
         self.began = time.monotonic()
+
+    def waits(self):
+        return {pid: queued(pid) or 0.0 for postmaster in self.postmasters for pid in descendants(postmaster)}
 
     def used(self):
         return [tree(pid) for pid in self.postmasters]
@@ -96,7 +104,13 @@ class Clock:
     def read(self):
         seconds = time.monotonic() - self.began
         provider, subscriber = (now - before for now, before in zip(self.used(), self.cpu))
-        return {"seconds": round(seconds, 3), "provider_cpu": round(provider, 2), "subscriber_cpu": round(subscriber, 2)}
+        longest = longest_wait(self.queued, self.waits())
+        return {"seconds": round(seconds, 3), "provider_cpu": round(provider, 2), "subscriber_cpu": round(subscriber, 2), "queued": round(longest, 3)}
+
+
+def longest_wait(before, after):
+    """The most seconds that one process has waited between two accounts, as far as it is there still."""
+    return max((now - before.get(pid, 0.0) for pid, now in after.items()), default=0.0)
 
 
 def memory_kb(server, role):

@@ -57,6 +57,12 @@ def cpu(pid):
     return (int(fields[11]) + int(fields[12])) / TICK
 
 
+def queued(pid):
+    """Seconds that a process could have run and had no processor. None: it is gone, or the kernel does not say."""
+    precise = read(f"/proc/{pid}/schedstat")
+    return int(precise.split()[1]) / 1e9 if precise and precise.strip() != b"0 0 0" else None
+
+
 def reaped(pid):
     """Seconds used by the children that a process has waited for."""
     stat = read(f"/proc/{pid}/stat")

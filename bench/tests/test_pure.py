@@ -63,6 +63,10 @@ class Many(unittest.TestCase):
         self.assertIsNone(many.growth([(100, 2.0)]))
         self.assertIsNone(many.growth([(100, 0.0), (1000, 2.0)]))
 
+    def test_the_longest_wait_is_of_one_process_that_is_there(self):
+        self.assertEqual(many.longest_wait({1: 5.0, 2: 1.0, 3: 0.0}, {1: 6.0, 2: 3.5, 4: 2.0}), 2.5)
+        self.assertEqual(many.longest_wait({}, {}), 0.0)
+
     def test_summary(self):
         def sample(n, power):
             took = {"seconds": (n / 100) ** power, "provider_cpu": 1.0, "subscriber_cpu": 2.0}
