@@ -44,6 +44,17 @@ my %types = (
 	address => [ 'inet', '10.0.0.1/24', '::1' ],
 	position => [ 'pg_lsn', '1/AB', '0/0' ],
 	search => [ 'tsvector', q['a':1 'b'], '' ],
+	range_domain => [ 'some_range', '[1,5)', 'empty' ],
+	multirange_domain => [ 'some_multirange', '{[1,2),[5,7)}', '{}' ],
+	own_range => [ 'mood_range', '[sad,ok)', '[ok,]' ],
+	own_multirange => [ 'mood_multirange', '{[sad,ok)}', '{}' ],
+	deep => [ 'some_deep', '("(sad,\"{1,2}\")","[1,5)")', '(,empty)' ],
+	deep_array => [ 'some_deep[]', '{"(,\"[1,5)\")"}', '{}' ],
+	# So large that they are out of line as well.
+	large_text => [ 'text', 'a' x 2600, 'b' x 2600 ],
+	large_array => [ 'mood[]', '{' . join(',', ('sad') x 600) . '}', '{' . join(',', ('ok') x 600) . '}' ],
+	large_composite => [ 'pair', '(1,' . 'x' x 2500 . ')', '(2,' . 'y' x 2500 . ')' ],
+	large_jsonb => [ 'jsonb', '"' . 'a' x 2500 . '"', '["' . 'b' x 2500 . '"]' ],
 );
 my @all = sort keys %types;
 sub literal { my ($text) = @_; return "\$key\$$text\$key\$"; }
@@ -57,6 +68,11 @@ my $set_up = q[
 	create type held as (m mood, l int[]);
 	create domain some_class as regclass;
 	create domain some_list as int[];
+	create domain some_range as int4range;
+	create domain some_multirange as int4multirange;
+	create type mood_range as range (subtype = mood);
+	create type deep as (h held, r some_range);
+	create domain some_deep as deep;
 	create collation nocase (provider = icu, locale = 'und-u-ks-level2', deterministic = false);
 	create table there (id int primary key);
 	create schema folded;
@@ -81,7 +97,8 @@ my $set_up = q[
 	alter table t_whole replica identity full;
 ] . join "\n", map { "create table t_$_ (k $types{$_}[0] primary key, n int, big text);" } @all;
 my @tables = ((map { "t_$_" } @all), qw(t_folded t_two t_whole));
-on_all($set_up . join("\n", map { "alter table $_ alter column big set storage external;" } @tables), @nodes);
+on_all($set_up . join("\n", (map { "alter table $_ alter column big set storage external;" } @tables),
+	map { "alter table t_$_ alter column k set storage external;" } grep { /^large/ } @all), @nodes);
 # Of tables that are made apart.
 $types{folded} = [ 'text', 'Ab', 'c' ];
 $types{whole} = [ 'some_mood', 'sad', 'ok' ];
