@@ -51,25 +51,41 @@ sub pgbench
 	my ($node, $transactions, @scripts) = @_;
 	my ($in, $out, $err) = ('', '', '');
 	my @command = ('pgbench', '-n', '-c', 1, '-t', $transactions, (map { ('-f', $_) } @scripts), '-h', $node->host, '-p', $node->port, 'postgres');
-	return { run => IPC::Run::start(\@command, '<', \$in, '>', \$out, '2>', \$err), err => \$err, name => $node->name };
+	# Clients that wait for ever fail, rather than the whole test by its time.
+	my $limit = IPC::Run::timeout($PostgreSQL::Test::Utils::timeout_default);
+	return { run => IPC::Run::start(\@command, '<', \$in, '>', \$out, '2>', \$err, $limit), err => \$err, name => $node->name };
 }
+# Whether all have succeeded. Ends those that have not ended in time.
 sub all_run
 {
 	my ($what, @running) = @_;
+	my $all = 1;
 	for (@running)
 	{
-		ok($_->{run}->finish, "$what at $_->{name}") or diag(${ $_->{err} });
+		my $done = eval { $_->{run}->finish };
+		my $why = $@;
+		$_->{run}->kill_kill if !defined $done;
+		ok($done, "$what at $_->{name}") or diag("${ $_->{err} }$why");
+		$all &&= $done;
 	}
-	return;
+	return $all;
+}
+# Without a check that has failed already, all after it only waits.
+sub give_up
+{
+	diag(look($_, 'table braid.table_versions') // $_->name . ' does not answer') for @all;
+	$_->stop('immediate') for @all;
+	done_testing();
+	exit 1;
 }
 
-all_run('transfers and audits', (map { pgbench($_, 40, $transfer, $audit) } @all), (map { pgbench($_, 40, $audit) } @all));
+all_run('transfers and audits', (map { pgbench($_, 40, $transfer, $audit) } @all), (map { pgbench($_, 40, $audit) } @all)) or give_up();
 is(versioned($_, 'read checking, read savings', $sum), '2000', $_->name . ' has the sum') for @all;
 my $digest = q[select md5(string_agg(t, ',' order by t)) from (select 'c' || c::text from checking c union all select 's' || s::text from savings s) a (t)];
 my $first = versioned($tokyo, 'read checking, read savings', $digest);
 is(versioned($_, 'read checking, read savings', $digest), $first, $_->name . ' has the same rows') for $paris, $oslo;
 
-all_run('counters', pgbench($tokyo, 60, $count_x), pgbench($paris, 60, $count_y), map { pgbench($_, 60, $look{ $_->name }) } @all);
+all_run('counters', pgbench($tokyo, 60, $count_x), pgbench($paris, 60, $count_y), map { pgbench($_, 60, $look{ $_->name }) } @all) or give_up();
 have_all(@all);
 is(versioned($_, 'read x, read y', 'select x.n, y.n from x, y'), '60|60', $_->name . ' has counted') for @all;
 is(sql($oslo, 'select count(*) from seen'), '180', 'all have looked');
@@ -96,11 +112,11 @@ for my $round (0 .. 5)
 			{
 				my $want = $wanted{$table} + 1;
 				# A commit may have come through although its answer is lost.
-				my ($status) = attempt($node, begins("write $table") . "update $table set n = $want where n = $want - 1; commit");
+				my ($status) = attempt($node, q[set braid.version_timeout = '5s'; ] . begins("write $table") . "update $table set n = $want where n = $want - 1; commit");
 				if ($status == 0) { $done = 1; last }
 				select undef, undef, undef, 0.1;
 			}
-			ok($done, $node->name . " counts $table after a kill of: $kind");
+			ok($done, $node->name . " counts $table after a kill of: $kind") or give_up();
 			$wanted{$table}++;
 		}
 	}
