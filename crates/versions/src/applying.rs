@@ -136,4 +136,15 @@ impl Local {
             .map(|(table, progress)| (table, progress.applied))
             .collect()
     }
+
+    /// Whether a stored record says nothing any more: all that its transaction wrote was written
+    /// again since, or is in no versioned table.
+    pub fn is_superseded(
+        &self,
+        record: &Record,
+        is_versioned: impl Fn(TableNumber) -> bool,
+    ) -> bool {
+        let is_old = |(table, own)| !is_versioned(table) || self.tables.get(table).applied > own;
+        record.writes().all(is_old)
+    }
 }

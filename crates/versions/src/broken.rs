@@ -24,4 +24,30 @@ pub(crate) enum Broken {
     RepeatsCount,
     /// A transaction is acknowledged before a majority has it.
     AcknowledgeAlone,
+    /// A candidate proposes its cut once a majority has reported.
+    MajorityReports,
+    /// A node that promises goes on giving versions.
+    PromiseKeepsSequencer,
+    /// A node that promises lets its writes commit.
+    PromiseHoldsNothing,
+    /// A promise outlives the cut that it was made for.
+    PromiseOutlivesCut,
+    /// A node reports while a write is between its mark and its commit.
+    ReportsWhileBusy,
+    /// A grant of an old term commits.
+    OldGrantCommits,
+    /// The group agrees on two cuts that follow one term.
+    TwoCuts,
+    /// A transaction that may take its snapshot takes it in the next term.
+    ReadyOutlivesCut,
+    /// A request is sent once, and not again after a cut.
+    AskOnce,
+    /// A node that waited in an earlier term counts as one that waits, even if it was removed.
+    RemovedWaits,
+    /// The report of a node that was removed counts.
+    RemovedCounts,
+    /// A process begins as sequencer with the last cut that is stored.
+    BeginsWithStored,
+    /// A table is drained without other nodes' notes.
+    DrainsAlone,
 }

@@ -221,19 +221,8 @@ impl World {
 
     /// Whether one of these cuts refuses the transaction's writes. Not the crate's own judgement.
     pub(crate) fn given_up(&self, transaction: usize, cuts: &[Cut]) -> bool {
-        let Some(record) = &self.transactions[transaction].record else {
-            return false;
-        };
-        cuts.iter().filter(|cut| cut.term > record.term).any(|cut| {
-            record.writes().any(|(table, own)| match &cut.scope {
-                Scope::Everyone { ends } => ends.get(&table).is_none_or(|end| end.committed < own),
-                Scope::Node { node, boot, void } => {
-                    record.id.node == *node
-                        && record.id.boot <= *boot
-                        && void.contains(&(table, own))
-                }
-            })
-        })
+        let record = self.transactions[transaction].record.as_ref();
+        record.is_some_and(|record| crate::history::is_given_up(record, cuts))
     }
 
     /// All that can happen now.

@@ -8,11 +8,38 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::cluster::{State, World};
-use crate::{Access, TableNumber, Version};
+use crate::cluster::{State, Transaction, World};
+use crate::{Access, Cut, Record, Scope, TableNumber, Version};
 
 /// The writers that count, by table, in the order of their numbers.
 type Order = BTreeMap<TableNumber, BTreeMap<Version, usize>>;
+
+/// The transactions and rows that one node shows.
+pub(crate) struct Shown<'a> {
+    pub visible: &'a BTreeSet<usize>,
+    pub rows: &'a BTreeMap<TableNumber, usize>,
+    /// A node that has diverged is not judged.
+    pub diverged: bool,
+}
+
+/// The facts that are judged.
+pub(crate) struct Facts<'a> {
+    pub transactions: &'a [Transaction],
+    pub nodes: Vec<Shown<'a>>,
+    pub agreed: &'a [Cut],
+}
+
+/// Whether one of these cuts refuses a record's writes. Not the crate's own judgement.
+pub(crate) fn is_given_up(record: &Record, cuts: &[Cut]) -> bool {
+    cuts.iter().filter(|cut| cut.term > record.term).any(|cut| {
+        record.writes().any(|(table, own)| match &cut.scope {
+            Scope::Everyone { ends } => ends.get(&table).is_none_or(|end| end.committed < own),
+            Scope::Node { node, boot, void } => {
+                record.id.node == *node && record.id.boot <= *boot && void.contains(&(table, own))
+            }
+        })
+    })
+}
 
 impl World {
     /// Checks all that must be true at every moment.
@@ -20,11 +47,33 @@ impl World {
         if let Some(error) = &self.error {
             return Err(error.clone());
         }
+        let nodes = self.nodes.iter().map(|node| Shown {
+            visible: &node.visible,
+            rows: &node.rows,
+            diverged: node.local.is_diverged(),
+        });
+        Facts {
+            transactions: &self.transactions,
+            nodes: nodes.collect(),
+            agreed: &self.agreed,
+        }
+        .check()
+    }
+}
+
+impl Facts<'_> {
+    fn given_up(&self, at: usize, cuts: &[Cut]) -> bool {
+        let record = self.transactions[at].record.as_ref();
+        record.is_some_and(|record| is_given_up(record, cuts))
+    }
+
+    /// Checks all that must be true at every moment.
+    pub(crate) fn check(&self) -> Result<(), String> {
         let counts: BTreeSet<usize> = self
             .nodes
             .iter()
             .flat_map(|node| node.visible.iter().copied())
-            .filter(|at| !self.given_up(*at, &self.agreed))
+            .filter(|at| !self.given_up(*at, self.agreed))
             .collect();
         let mut order = Order::new();
         for at in &counts {
@@ -37,7 +86,7 @@ impl World {
             }
         }
         for (at, transaction) in self.transactions.iter().enumerate() {
-            if transaction.acknowledged && self.given_up(at, &self.agreed) {
+            if transaction.acknowledged && self.given_up(at, self.agreed) {
                 return Err(format!("{at} was acknowledged and is given up"));
             }
             let counted = counts.contains(&at);
@@ -75,7 +124,7 @@ impl World {
     /// writer by number.
     fn check_nodes(&self, counts: &BTreeSet<usize>) -> Result<(), String> {
         for (number, node) in self.nodes.iter().enumerate() {
-            if node.local.is_diverged() {
+            if node.diverged {
                 continue;
             }
             for at in node.visible.iter().filter(|at| counts.contains(at)) {
@@ -84,7 +133,7 @@ impl World {
                     return Err(format!("node {number} shows {at} without {read}"));
                 }
             }
-            for (table, shown) in &node.rows {
+            for (table, shown) in node.rows {
                 let own = |at: &usize| {
                     let record = self.transactions[*at].record.as_ref()?;
                     record.tables.get(table)?.own
@@ -133,7 +182,9 @@ impl World {
             None => Ok(()),
         }
     }
+}
 
+impl World {
     /// Checks what must be true when nothing can happen any more.
     pub(crate) fn check_end(&self) -> Result<(), String> {
         for (at, transaction) in self.transactions.iter().enumerate() {
@@ -179,7 +230,7 @@ impl World {
 }
 
 /// A cycle of the graph, if it has one.
-fn cycle(edges: &BTreeMap<usize, BTreeSet<usize>>) -> Option<Vec<usize>> {
+pub(crate) fn cycle(edges: &BTreeMap<usize, BTreeSet<usize>>) -> Option<Vec<usize>> {
     let mut done = BTreeSet::new();
     edges
         .keys()

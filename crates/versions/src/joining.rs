@@ -1,5 +1,6 @@
 //! What a node does about cuts: promises, reports, and what it learns.
 
+use crate::broken::Broken;
 use crate::cut::{Cut, Scope, end_of};
 use crate::local::{Error, Local};
 use crate::number::{Boot, NodeNumber, Version};
@@ -45,7 +46,7 @@ impl Local {
         if self.diverged {
             return Err(Error::Diverged);
         }
-        if !self.under_way.is_empty() {
+        if !self.under_way.is_empty() && self.broken != Some(Broken::ReportsWhileBusy) {
             return Err(Error::Busy);
         }
         let end = |progress: &crate::progress::Progress| End {
@@ -106,7 +107,9 @@ impl Local {
         match &cut.scope {
             Scope::Everyone { ends } => {
                 self.since = cut.term;
-                self.promised.clear();
+                if self.broken != Some(Broken::PromiseOutlivesCut) {
+                    self.promised.clear();
+                }
                 self.forget_sequencer();
                 self.base = Vector::new();
                 // Numbers above the cut were an earlier sequencer's, void ones too. The new one

@@ -51,6 +51,7 @@
 //! | `grant`, `report` | what a transaction asks and gets; the published algorithm's counters |
 //! | `sequencer` | who gives numbers |
 //! | `local`, `applying`, `joining`, `progress` | one node: transactions, appliers, cuts, tables |
+//! | `rounds` | one node: who gives versions, the messages about it, tables that are drained |
 //! | `record`, `vector`, `cut`, `number` | values |
 //! | `bytes`, `message` | their bytes; what nodes send each other |
 #![forbid(unsafe_code)]
@@ -76,6 +77,7 @@ mod progress;
 mod properties;
 mod record;
 mod report;
+mod rounds;
 #[cfg(test)]
 mod scenario;
 mod sequencer;
@@ -99,5 +101,6 @@ pub use message::{Content, Message, Note};
 pub use number::{Boot, GrantId, NUMBER_LIMIT, NodeNumber, TableNumber, Term, Version};
 pub use record::{Record, Shipped};
 pub use report::{ReportCounter, ReportVersion};
+pub use rounds::{Agreement, Drains, Effect, Followed, Moment, NextDrain, Rounds, Rules, Timing};
 pub use sequencer::{OUTSTANDING_LIMIT, Sequencer, WINDOW};
 pub use vector::{Confirmations, End, Ends, Report, Reports, Vector, is_majority};

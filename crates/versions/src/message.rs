@@ -31,7 +31,7 @@ pub struct Message {
 }
 
 /// The content of a [`Message`].
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Content {
     /// The sender is there, and has this. See [`crate::Sequencer::restarted`].
     Hello {

@@ -1,6 +1,6 @@
 //! The group's agreement about versions, as the group worker shows it in tables.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use braid_bgworker::hex;
 use braid_bgworker::sqlstate::SqlState;
@@ -8,7 +8,7 @@ use braid_node::mailbox;
 use braid_node::subscription::rows;
 use braid_node::versions::tables::{self, Table};
 use braid_postgres::error::PgError;
-use braid_versions::{Bytes, Cut, Local, NodeNumber, Note, Record};
+use braid_versions::{Agreement, Boot, Bytes, Cut, Local, NodeNumber, Note, Record};
 
 /// A member with data.
 #[derive(Debug, Clone)]
@@ -103,18 +103,18 @@ impl Agreed {
         self.nodes.len() < 2 && self.cuts.is_empty()
     }
 
-    /// The node that gives versions, and the start of its process. `None` if it is no member any
-    /// more, or none was agreed on.
-    pub(super) fn holder(&self) -> Option<(NodeNumber, u64)> {
-        let (id, boot) = self.holder?;
-        let node = self.nodes.iter().find(|(_, node)| node.id == id)?.0;
-        Some((*node, boot))
-    }
-
-    /// The other nodes.
-    pub(super) fn others(&self) -> impl Iterator<Item = NodeNumber> {
-        let me = self.me;
-        self.nodes.keys().copied().filter(move |node| *node != me)
+    /// The part that the rules of rounds use.
+    pub(super) fn agreement(&self) -> Agreement {
+        // Not if it is no member any more.
+        let holder = self.holder.and_then(|(id, boot)| {
+            let node = self.nodes.iter().find(|(_, node)| node.id == id)?.0;
+            Some((*node, Boot(boot)))
+        });
+        Agreement {
+            nodes: self.nodes.keys().copied().collect(),
+            cuts: self.cuts.clone(),
+            holder,
+        }
     }
 
     /// The node that is to give versions next: the member that leads the group, if it has data.
@@ -150,7 +150,7 @@ pub(super) fn records() -> Result<Vec<Record>, PgError> {
 }
 
 /// The nodes whose word is here that nobody writes a table any more as before.
-pub(super) fn drained(of: &Table) -> Result<Vec<NodeNumber>, PgError> {
+pub(super) fn drained(of: &Table) -> Result<BTreeSet<NodeNumber>, PgError> {
     let drained = |note| match note {
         Note::Drained { node, table, ends }
             if table.0 == of.number && ends == (of.phase == tables::ENDS) =>
@@ -165,15 +165,12 @@ pub(super) fn drained(of: &Table) -> Result<Vec<NodeNumber>, PgError> {
 /// Removes notes that say nothing any more: all that a transaction wrote was written again since,
 /// or is no versioned table. In a transaction.
 pub(super) fn prune(local: &Local, agreed: &Agreed) -> Result<(), PgError> {
-    let has = local.has();
     let is_there = |number: u32| agreed.tables.iter().any(|table| table.number == number);
     let mut old = Vec::new();
     let found = rows("select content from braid.version_record", &[])?;
     for row in &found {
         let is_old = match bytes(row, 0)? {
-            Note::Versions(record) => record.writes().all(|(table, own)| {
-                !is_there(table.0) || has.get(&table).is_some_and(|last| *last > own)
-            }),
+            Note::Versions(record) => local.is_superseded(&record, |table| is_there(table.0)),
             Note::Drained { table, .. } => !is_there(table.0),
         };
         if is_old && let Some(Some(content)) = row.first() {

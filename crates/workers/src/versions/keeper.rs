@@ -130,14 +130,14 @@ impl Keeper {
             if !self.follow_group()? {
                 return Ok(false);
             }
-            self.receive();
+            self.receive()?;
         }
         loop {
             let mut changed = false;
             for slot in memory::own_slots() {
                 changed |= self.step(slot);
             }
-            changed |= self.exchange();
+            changed |= self.exchange()?;
             if !changed {
                 break;
             }
@@ -508,7 +508,7 @@ impl Keeper {
 
     /// Carries requests and releases to the sequencer, and its answers back. True if there were
     /// any.
-    fn exchange(&mut self) -> bool {
+    fn exchange(&mut self) -> Result<bool, PgError> {
         if self.shared.is_some() {
             return self.exchange_shared();
         }
@@ -537,7 +537,7 @@ impl Keeper {
                 pgrx::log!("braid versions: the sequencer's term is not known");
             }
         }
-        changed
+        Ok(changed)
     }
 
     /// Notes which processes have the numbers of an answer.

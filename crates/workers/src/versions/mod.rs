@@ -69,9 +69,13 @@ pub fn main(argument: pg_sys::Datum) {
 }
 
 fn run(entry: &'static ManagerEntry, start: u64) -> Result<(), PgError> {
+    // Read first: a change from after it is looked at again.
+    let change = entry.versioned_changes.load(Ordering::Acquire);
     let agreed = error::transaction(agreed::load)?;
     let mut keeper = match agreed {
-        Some(agreed) if !agreed.is_alone() => Keeper::shared(start, Shared::new(entry, agreed)?),
+        Some(agreed) if !agreed.is_alone() => {
+            Keeper::shared(start, Shared::new(entry, agreed, change)?)
+        }
         _ => match Keeper::alone(start) {
             Some(keeper) => keeper,
             None => return Ok(()),

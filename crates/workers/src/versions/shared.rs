@@ -1,35 +1,16 @@
-//! Versions over several nodes: the versions process's messages, and who gives versions. The
-//! sequencer lives in one process of the group; each process has its own node's part of the rules.
+//! Versions over several nodes: carries out what the rules of rounds ask for, on the versions
+//! process's connections, tables and log. `braid_versions::Rounds` has the rules: who gives
+//! versions, and what ends each wait.
 //!
-//! **A new sequencer.** A process that finds the group without one, and is to be it, starts a
-//! round:
+//! Each turn of the process:
 //!
-//! 1. It waits until it has heard of all nodes with data within [`SILENT`].
-//! 2. It asks all of them, itself included, to promise. A process that promises ends its own
-//!    sequencer, and lets no versioned write commit any more.
-//! 3. It collects a report of each: what that node has.
-//! 4. It has the group agree on the cut that these reports make
-//!    (`braid_group::Command::CutVersions`). All processes learn it from the log, and go on. The
-//!    proposer begins with it.
+//! 1. It learns what the group has agreed since ([`Keeper::follow_group`]).
+//! 2. It takes messages of other nodes ([`Keeper::receive`]).
+//! 3. It brings its sessions' requests to the sequencer ([`Keeper::exchange_shared`]).
+//! 4. It does all that is due by the clock ([`Keeper::tick`]).
 //!
-//! All nodes report, not a majority. So whatever is committed anywhere is in the reports of the
-//! node that has committed it: no write is ever given up, and there is one sequencer at most,
-//! without a lease. Example of what goes wrong with a majority and without more rules: A has the
-//! sequencer and is cut off; B and C begin another one; A commits its own T1 meanwhile, and B
-//! gives the same number to T2.
-//!
-//! The price: if one node with data is away, nobody begins. Transactions wait, and fail with 55P03
-//! that names the node. If it does not come back, it has to be removed.
-//!
-//! | message | lost, repeated or late |
-//! |---|---|
-//! | hello | comes again each [`HELLO_EVERY`] |
-//! | ask | comes again each [`AGAIN`], until the answer leaves nothing to ask |
-//! | answer | the next ask repeats the request |
-//! | announcement | comes again each [`HELLO_EVERY`] |
-//! | promise, report | come again each [`AGAIN`] until the round ends |
+//! Not for: decisions about rounds.
 
-use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -40,8 +21,8 @@ use braid_node::versions::mailbox::Mailbox;
 use braid_node::versions::{note, tables};
 use braid_postgres::error::{self, PgError};
 use braid_versions::{
-    Announcement, Answer, Batch, Boot, Bytes, Content, Cut, Ends, Error, Learned, Local, Message,
-    NodeNumber, Note, Refusal, Reports, Sequencer, Term,
+    Boot, Bytes, Content, Drains, Effect, Followed, Local, Message, Moment, NextDrain, NodeNumber,
+    Note, Rounds, Rules, Timing,
 };
 
 use super::agreed::{self, Agreed};
@@ -55,102 +36,61 @@ const WAY: Way = Way {
     name: "braid versions",
     function: "braid.version_receive",
 };
-/// Each node says so often that it is there.
-const HELLO_EVERY: Duration = Duration::from_secs(1);
-/// A message without an answer is sent again after this.
-const AGAIN: Duration = Duration::from_millis(300);
-/// A node that was not heard of for so long is away.
-const SILENT: Duration = Duration::from_secs(4);
-/// After a round that has failed.
-const PAUSE: Duration = Duration::from_secs(1);
 /// How long the group is waited for.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Between two looks for notes that are not needed any more.
-const PRUNE_EVERY: Duration = Duration::from_secs(30);
-/// Between two attempts to drain tables.
-const DRAIN_EVERY: Duration = Duration::from_millis(500);
-
-/// The last sign of another node.
-struct Heard {
-    at: Instant,
-    boot: Boot,
-    /// The node has promised, and waits for a cut.
-    waits: bool,
-}
-
-/// An attempt to begin as sequencer.
-struct Round {
-    number: u64,
-    follows: Term,
-    reports: Reports,
-    sent: Option<Instant>,
-}
-
-/// A report that this node owes for its promise.
-#[derive(Clone, Copy)]
-struct Owed {
-    to: NodeNumber,
-    boot: Boot,
-    round: u64,
-}
+/// The longest wait while something comes again soon, and otherwise.
+const BUSY: Duration = Duration::from_millis(300);
+const IDLE: Duration = Duration::from_millis(500);
 
 /// The state of a process in a group of several nodes with data, beside [`Keeper`]'s.
 pub(super) struct Shared {
     entry: &'static ManagerEntry,
     pub(super) boot: Boot,
     pub(super) agreed: Agreed,
-    /// The number of the change of the tables as of which `agreed` is.
+    /// The number of the change of the tables as of which `agreed` is, or an earlier one.
     change: u64,
     mailbox: Mailbox,
     links: Links,
     started: Instant,
-    heard: BTreeMap<NodeNumber, Heard>,
-    round: Option<Round>,
-    rounds: u64,
-    not_before: Instant,
-    owed: Option<Owed>,
-    /// The last message to the sequencer.
-    asked: Option<(Batch, Instant)>,
-    /// The last announcement.
-    announced: Option<(Announcement, Instant)>,
-    hello_at: Option<Instant>,
-    /// The nodes when the last cut was learned: a sequencer knows grants of all of them.
-    cut_with: Vec<NodeNumber>,
-    drain_at: Instant,
-    /// Tables that this node has said to have drained, and whether they end.
-    drained: Vec<(u32, bool)>,
-    prune_at: Instant,
+    rounds: Rounds,
+    drains: Drains,
     complained: Option<String>,
 }
 
 impl Shared {
-    pub(super) fn new(entry: &'static ManagerEntry, agreed: Agreed) -> Result<Self, PgError> {
+    /// `change` is the number of the last change from before `agreed` was read.
+    pub(super) fn new(
+        entry: &'static ManagerEntry,
+        agreed: Agreed,
+        change: u64,
+    ) -> Result<Self, PgError> {
         let boot = Boot(error::transaction(agreed::next_boot)?);
-        let now = Instant::now();
+        let agreement = agreed.agreement();
         let mut shared = Self {
             entry,
             boot,
-            change: entry.versioned_changes.load(Ordering::Acquire),
+            change,
             mailbox: Mailbox::create(entry)?,
             links: Links::new(WAY),
-            started: now,
-            heard: BTreeMap::new(),
-            round: None,
-            rounds: 0,
-            not_before: now,
-            owed: None,
-            asked: None,
-            announced: None,
-            hello_at: None,
-            cut_with: agreed.nodes.keys().copied().collect(),
-            agreed,
-            drain_at: now,
-            drained: Vec::new(),
-            prune_at: now + PRUNE_EVERY,
+            started: Instant::now(),
+            rounds: Rounds::new(
+                agreed.me,
+                boot,
+                Timing::default(),
+                agreement,
+                Moment::default(),
+            ),
+            drains: Drains::default(),
             complained: None,
+            agreed,
         };
         shared.keep_links();
         Ok(shared)
+    }
+
+    fn now(&self) -> Moment {
+        let passed = self.started.elapsed().as_micros();
+        Moment(u64::try_from(passed).unwrap_or(u64::MAX))
     }
 
     fn keep_links(&mut self) {
@@ -168,13 +108,12 @@ impl Shared {
         self.links.keep(peers);
     }
 
+    fn member(&self, node: NodeNumber) -> Option<MemberId> {
+        MemberId::new(self.agreed.nodes.get(&node)?.id)
+    }
+
     fn send(&mut self, to: NodeNumber, content: Content) {
-        let Some(id) = self
-            .agreed
-            .nodes
-            .get(&to)
-            .and_then(|node| MemberId::new(node.id))
-        else {
+        let Some(id) = self.member(to) else {
             return;
         };
         let message = Message {
@@ -185,29 +124,21 @@ impl Shared {
         self.links.send(id, message.encode());
     }
 
-    fn send_to_others(&mut self, content: &Content) {
-        let others: Vec<NodeNumber> = self.agreed.others().collect();
-        for node in others {
-            self.send(node, content.clone());
-        }
-    }
-
-    /// The nodes that are away.
-    fn silent(&self) -> Vec<NodeNumber> {
-        let is_heard = |node: &NodeNumber| {
-            let heard = self.heard.get(node);
-            heard.is_some_and(|heard| heard.at.elapsed() < SILENT)
-        };
-        self.agreed
-            .others()
-            .filter(|node| !is_heard(node))
-            .collect()
-    }
-
     fn complain(&mut self, words: String) {
         if self.complained.as_ref() != Some(&words) {
             pgrx::log!("braid versions: {words}");
             self.complained = Some(words);
+        }
+    }
+
+    /// Has the group agree, or logs why not.
+    fn propose(&mut self, command: Command) -> bool {
+        match request::ask(command, PATIENCE) {
+            Ok(_) => true,
+            Err(failure) => {
+                self.complain(format!("no agreement: {}", failure.message));
+                false
+            }
         }
     }
 }
@@ -233,16 +164,14 @@ impl Keeper {
         self.local = Local::stored(me, boot, &records, &shared.agreed.cuts)
             .map_err(|error| super::keeper::internal(&error))?;
         if self.local.is_diverged() {
-            pgrx::log!(
-                "braid versions: this node has versioned writes that the group has given up"
-            );
+            log_diverged();
         }
         Ok(())
     }
 
     /// Learns what the group has agreed since. False if the process has to start anew.
     pub(super) fn follow_group(&mut self) -> Result<bool, PgError> {
-        let Some(shared) = &mut self.shared else {
+        let Some(shared) = &self.shared else {
             return Ok(true);
         };
         let change = shared.entry.versioned_changes.load(Ordering::Acquire);
@@ -252,57 +181,89 @@ impl Keeper {
         let Some(agreed) = error::transaction(agreed::load)? else {
             return Ok(false);
         };
-        shared.change = change;
-        shared.agreed = agreed;
-        shared.keep_links();
-        let (cuts, holder, boot) = (
-            shared.agreed.cuts.clone(),
-            shared.agreed.holder(),
-            shared.boot,
-        );
-        let me = shared.agreed.me;
-        let last = cuts.last().map(|cut| cut.term);
-        if last > Some(self.local.identity().2) {
+        if agreed.cuts.last().map(|cut| cut.term) > Some(self.local.identity().2) {
             self.settle_ready();
         }
-        for cut in &cuts {
-            match self.local.learn(cut) {
-                Ok(Learned::Known) => continue,
-                Ok(Learned::Diverged) => {
-                    pgrx::log!(
-                        "braid versions: this node has versioned writes that the group has given up"
-                    );
-                }
-                Ok(_) => {}
-                // It was away for more decisions than are kept.
-                Err(Error::Missing) => return Ok(false),
-                Err(error) => return Err(super::keeper::internal(&error)),
+        let Some(shared) = &mut self.shared else {
+            return Ok(true);
+        };
+        shared.change = change;
+        let agreement = agreed.agreement();
+        shared.agreed = agreed;
+        shared.keep_links();
+        let mut rules = Rules {
+            local: &mut self.local,
+            sequencer: &mut self.sequencer,
+        };
+        match shared.rounds.learn(&mut rules, agreement) {
+            Ok(Followed::Current) => Ok(true),
+            Ok(Followed::Diverged) => {
+                log_diverged();
+                Ok(true)
             }
-            self.sequencer = None;
-            if Some(cut.term) == last && holder == Some((me, boot.0)) {
-                self.sequencer = Sequencer::begin(cut);
+            Ok(Followed::StartAnew) => Ok(false),
+            Err(error) => Err(super::keeper::internal(&error)),
+        }
+    }
+
+    /// Has the rules of rounds decide, and does what they ask for. True if sessions may go on.
+    fn with_rounds(
+        &mut self,
+        decide: impl FnOnce(&mut Rounds, &mut Rules<'_>, Moment) -> Vec<Effect>,
+    ) -> Result<bool, PgError> {
+        let Some(shared) = &mut self.shared else {
+            return Ok(false);
+        };
+        let now = shared.now();
+        let mut rules = Rules {
+            local: &mut self.local,
+            sequencer: &mut self.sequencer,
+        };
+        let effects = decide(&mut shared.rounds, &mut rules, now);
+        let mut changed = false;
+        for effect in effects {
+            changed |= self.carry_out(effect)?;
+        }
+        Ok(changed)
+    }
+
+    fn carry_out(&mut self, effect: Effect) -> Result<bool, PgError> {
+        let Some(shared) = &mut self.shared else {
+            return Ok(false);
+        };
+        match effect {
+            Effect::Send(to, content) => shared.send(to, content),
+            Effect::Propose(cut) => {
+                let boot = shared.boot.0;
+                shared.propose(Command::CutVersions { cut, boot });
             }
-            if let Some(shared) = &mut self.shared {
-                shared.cut_with = shared.agreed.nodes.keys().copied().collect();
-                shared.round = None;
-                shared.owed = None;
-                shared.asked = None;
-                shared.hello_at = None;
+            Effect::Answered(answer) => {
+                self.note_holders(&answer);
+                return Ok(!answer.grants.is_empty() || !answer.confirmed.is_empty());
+            }
+            Effect::Refused(number, refusal) => {
+                return Ok(self.refused(number, &refusal.to_string()));
+            }
+            Effect::Prune => {
+                let (local, agreed) = (&self.local, &shared.agreed);
+                error::transaction(|| agreed::prune(local, agreed))?;
             }
         }
-        Ok(true)
+        Ok(false)
     }
 
     /// Takes messages of other nodes. True if there were any.
-    pub(super) fn receive(&mut self) -> bool {
+    pub(super) fn receive(&mut self) -> Result<bool, PgError> {
         let Some(shared) = &self.shared else {
-            return false;
+            return Ok(false);
         };
         let messages = shared.mailbox.take();
         let any = !messages.is_empty();
         for bytes in messages {
             match Message::decode(&bytes) {
-                Ok(message) => self.take(message),
+                Ok(message) => {
+                    self.with_rounds(|rounds, rules, now| rounds.receive(rules, message, now))?;
+                }
                 Err(error) => {
                     if let Some(shared) = &mut self.shared {
                         shared.complain(format!("a message cannot be read: {error}"));
@@ -310,361 +271,34 @@ impl Keeper {
                 }
             }
         }
-        any
-    }
-
-    fn take(&mut self, message: Message) {
-        let Some(shared) = &mut self.shared else {
-            return;
-        };
-        let (from, boot) = (message.from, message.boot);
-        if from == shared.agreed.me || !shared.agreed.nodes.contains_key(&from) {
-            return;
-        }
-        let now = Instant::now();
-        let heard = shared.heard.entry(from).or_insert(Heard {
-            at: now,
-            boot,
-            waits: false,
-        });
-        if boot < heard.boot {
-            // Of an earlier start.
-            return;
-        }
-        heard.at = now;
-        heard.boot = boot;
-        match message.content {
-            Content::Hello { term, has, waits } => {
-                heard.waits = waits;
-                if let Some(sequencer) = &mut self.sequencer {
-                    // A refusal is for a start or a term that is over: it says hello again.
-                    let _ = sequencer.restarted(term, from, boot, &has);
-                    self.announce(false);
-                }
-            }
-            Content::Ask(batch) => {
-                if batch.node == from
-                    && batch.boot == boot
-                    && let Some(sequencer) = &mut self.sequencer
-                {
-                    let answer = sequencer.receive(&batch, true);
-                    shared.send(from, Content::Answer { to: boot, answer });
-                    self.announce(false);
-                }
-            }
-            Content::Answer { to, answer } => {
-                let holder = shared.agreed.holder().map(|(node, _)| node);
-                if to == shared.boot && holder == Some(from) {
-                    shared.asked = None;
-                    self.answered(&answer);
-                }
-            }
-            Content::Announce(Announcement { term, ends }) => {
-                self.local.announced(term, &ends);
-            }
-            Content::Promise { follows, round } => {
-                self.promise(
-                    follows,
-                    Owed {
-                        to: from,
-                        boot,
-                        round,
-                    },
-                );
-            }
-            Content::Report { to, round, report } => {
-                if let Some(of) = &mut shared.round
-                    && to == shared.boot
-                    && of.number == round
-                    && of.follows == report.term
-                {
-                    of.reports.insert(from, report);
-                }
-            }
-        }
-    }
-
-    /// Holds back all versioned writes until the next cut, and owes a report.
-    fn promise(&mut self, follows: Term, owed: Owed) {
-        if self.local.identity().2 != follows {
-            // One of both has to learn what the group has agreed first.
-            return;
-        }
-        self.sequencer = None;
-        self.local.promise(None);
-        if let Some(shared) = &mut self.shared {
-            shared.owed = Some(owed);
-        }
-    }
-
-    /// Reports, if nothing is between its mark and its commit.
-    fn report(&mut self) {
-        let Some(shared) = &mut self.shared else {
-            return;
-        };
-        let Some(owed) = shared.owed else {
-            return;
-        };
-        let report = match self.local.report() {
-            Ok(report) => report,
-            Err(Error::Busy) => return,
-            Err(_) => {
-                shared.owed = None;
-                return;
-            }
-        };
-        shared.owed = None;
-        if owed.to != shared.agreed.me {
-            shared.send(
-                owed.to,
-                Content::Report {
-                    to: owed.boot,
-                    round: owed.round,
-                    report,
-                },
-            );
-        } else if let Some(round) = &mut shared.round
-            && round.number == owed.round
-            && round.follows == report.term
-        {
-            round.reports.insert(shared.agreed.me, report);
-        }
+        Ok(any)
     }
 
     /// Brings requests and releases to the sequencer. True if something has changed.
-    pub(super) fn exchange_shared(&mut self) -> bool {
-        let Some(shared) = &mut self.shared else {
-            return false;
-        };
-        let Some((holder, _)) = shared.agreed.holder() else {
-            return false;
-        };
-        let Some(batch) = self.local.batch() else {
-            shared.asked = None;
-            return false;
-        };
-        if holder == shared.agreed.me {
-            let Some(sequencer) = &mut self.sequencer else {
-                return false;
-            };
-            let answer = sequencer.receive(&batch, true);
-            self.announce(false);
-            return self.answered(&answer);
-        }
-        let is_new = shared
-            .asked
-            .as_ref()
-            .is_none_or(|(asked, at)| *asked != batch || at.elapsed() >= AGAIN);
-        if is_new {
-            shared.send(holder, Content::Ask(batch.clone()));
-            shared.asked = Some((batch, Instant::now()));
-        }
-        false
-    }
-
-    /// Takes the sequencer's answer. True if something has changed.
-    fn answered(&mut self, answer: &Answer) -> bool {
-        self.note_holders(answer);
-        let mut changed = !answer.grants.is_empty() || !answer.confirmed.is_empty();
-        for (number, refusal) in self.local.answer(answer) {
-            match refusal {
-                Refusal::TooMany | Refusal::Tables | Refusal::Window => {
-                    changed |= self.refused(number, &refusal.to_string());
-                }
-                Refusal::OtherBoot => {
-                    if let Some(shared) = &mut self.shared {
-                        shared.hello_at = None;
-                    }
-                }
-                // Somebody has to learn a cut first; the request comes again.
-                _ => {}
-            }
-        }
-        changed
-    }
-
-    /// Tells all what is decided, if it is something new or `again`.
-    fn announce(&mut self, again: bool) {
-        let (Some(sequencer), Some(shared)) = (&self.sequencer, &mut self.shared) else {
-            return;
-        };
-        let ends: Ends = sequencer.ends();
-        let announcement = Announcement {
-            term: sequencer.term(),
-            ends,
-        };
-        let is_known = shared.announced.as_ref().is_some_and(|(last, at)| {
-            *last == announcement && !(again && at.elapsed() >= HELLO_EVERY)
-        });
-        if is_known {
-            return;
-        }
-        self.local.announced(announcement.term, &announcement.ends);
-        shared.send_to_others(&Content::Announce(announcement.clone()));
-        shared.announced = Some((announcement, Instant::now()));
+    pub(super) fn exchange_shared(&mut self) -> Result<bool, PgError> {
+        self.with_rounds(Rounds::exchange)
     }
 
     /// Does all that is due by the clock.
     pub(super) fn tick(&mut self) -> Result<(), PgError> {
-        self.hello();
-        self.announce(true);
-        self.report();
-        let lacks = self.lacks_sequencer();
-        self.attempt(lacks)?;
-        self.report();
-        self.finish_round()?;
-        self.drain()?;
-        self.prune()?;
-        let Some(shared) = &mut self.shared else {
+        let Some(shared) = &self.shared else {
             return Ok(());
         };
-        let silent = if shared.started.elapsed() < SILENT {
-            Vec::new()
-        } else {
-            shared.silent()
+        let candidate = shared.agreed.candidate();
+        self.with_rounds(|rounds, rules, now| rounds.tick(rules, now, candidate))?;
+        self.drain()?;
+        let Some(shared) = &self.shared else {
+            return Ok(());
         };
+        let missing = shared.rounds.missing(shared.now());
         for (place, cell) in shared.entry.versions_missing.iter().enumerate() {
-            let number = silent.get(place).map_or(0, |node| u32::from(node.0));
+            let number = missing.get(place).map_or(0, |node| u32::from(node.0));
             cell.store(number, Ordering::Release);
         }
+        let lacks = shared
+            .rounds
+            .lacks_sequencer(&self.local, self.sequencer.is_some());
         shared.entry.versions_lack.store(lacks, Ordering::Release);
-        Ok(())
-    }
-
-    fn hello(&mut self) {
-        let Some(shared) = &mut self.shared else {
-            return;
-        };
-        if shared.hello_at.is_some_and(|at| at.elapsed() < HELLO_EVERY) {
-            return;
-        }
-        shared.hello_at = Some(Instant::now());
-        let hello = Content::Hello {
-            term: self.local.identity().2,
-            has: self.local.has(),
-            waits: self.local.has_promised(),
-        };
-        shared.send_to_others(&hello);
-    }
-
-    /// Whether the group has no sequencer, as far as this node knows.
-    fn lacks_sequencer(&self) -> bool {
-        let Some(shared) = &self.shared else {
-            return false;
-        };
-        let Some((holder, boot)) = shared.agreed.holder() else {
-            return true;
-        };
-        if self.local.has_promised() || shared.heard.values().any(|heard| heard.waits) {
-            return true;
-        }
-        // What a node that is gone was granted is void by the next cut.
-        let is_there = |node: &NodeNumber| shared.agreed.nodes.contains_key(node);
-        if !shared.cut_with.iter().all(is_there) {
-            return true;
-        }
-        if holder == shared.agreed.me {
-            return self.sequencer.is_none();
-        }
-        let heard = shared.heard.get(&holder);
-        heard.is_some_and(|heard| heard.boot.0 != boot)
-    }
-
-    /// Begins a round, or goes on with it.
-    fn attempt(&mut self, lacks: bool) -> Result<(), PgError> {
-        let term = self.local.identity().2;
-        let Some(shared) = &mut self.shared else {
-            return Ok(());
-        };
-        let me = shared.agreed.me;
-        if shared
-            .round
-            .as_ref()
-            .is_some_and(|round| round.follows != term)
-        {
-            shared.round = None;
-        }
-        if shared.round.is_none() {
-            let may = shared.agreed.candidate() == Some(me)
-                || shared
-                    .agreed
-                    .holder()
-                    .is_some_and(|(holder, _)| holder == me);
-            if !lacks
-                || !may
-                || Instant::now() < shared.not_before
-                || self.local.is_diverged()
-                || !shared.silent().is_empty()
-            {
-                return Ok(());
-            }
-            shared.rounds += 1;
-            let number = shared.rounds;
-            shared.round = Some(Round {
-                number,
-                follows: term,
-                reports: Reports::new(),
-                sent: None,
-            });
-            let boot = shared.boot;
-            self.promise(
-                term,
-                Owed {
-                    to: me,
-                    boot,
-                    round: number,
-                },
-            );
-        }
-        let Some(shared) = &mut self.shared else {
-            return Ok(());
-        };
-        let others: Vec<NodeNumber> = shared.agreed.others().collect();
-        let Some(round) = &mut shared.round else {
-            return Ok(());
-        };
-        if round.sent.is_some_and(|at| at.elapsed() < AGAIN) {
-            return Ok(());
-        }
-        round.sent = Some(Instant::now());
-        let left = others
-            .into_iter()
-            .filter(|node| !round.reports.contains_key(node));
-        let left: Vec<NodeNumber> = left.collect();
-        let promise = Content::Promise {
-            follows: round.follows,
-            round: round.number,
-        };
-        for node in left {
-            shared.send(node, promise.clone());
-        }
-        Ok(())
-    }
-
-    /// Has the group agree on the cut, once all have reported.
-    fn finish_round(&mut self) -> Result<(), PgError> {
-        let Some(shared) = &mut self.shared else {
-            return Ok(());
-        };
-        let Some(round) = &shared.round else {
-            return Ok(());
-        };
-        let has_reported = |node: &NodeNumber| round.reports.contains_key(node);
-        let count = shared.agreed.nodes.len();
-        if round.reports.len() != count || !shared.agreed.nodes.keys().all(has_reported) {
-            return Ok(());
-        }
-        let cut = Cut::new_sequencer(round.follows, count, &round.reports, true);
-        shared.round = None;
-        shared.not_before = Instant::now() + PAUSE;
-        let Ok(cut) = cut else {
-            return Ok(());
-        };
-        let boot = shared.boot.0;
-        match request::ask(Command::CutVersions { cut, boot }, PATIENCE) {
-            Ok(_) => {}
-            Err(failure) => shared.complain(format!("no agreement: {}", failure.message)),
-        }
         Ok(())
     }
 
@@ -673,72 +307,62 @@ impl Keeper {
         let Some(shared) = &mut self.shared else {
             return Ok(());
         };
-        if Instant::now() < shared.drain_at {
-            return Ok(());
+        let now = shared.now();
+        let of = |table: &tables::Table| {
+            let number = braid_versions::TableNumber(table.number);
+            (number, table.phase == tables::ENDS)
+        };
+        let moving = shared.agreed.tables.iter();
+        let moving = moving.filter(|table| table.phase != tables::COUNTS);
+        let due = shared.drains.due(moving.map(of), now);
+        for table in shared.agreed.tables.clone() {
+            if due.contains(&of(&table)) {
+                shared.drain_table(&table)?;
+            }
         }
-        shared.drain_at = Instant::now() + DRAIN_EVERY;
-        let me = shared.agreed.me;
-        let moving: Vec<_> = shared
-            .agreed
-            .tables
-            .iter()
-            .filter(|table| table.phase != tables::COUNTS)
-            .copied()
-            .collect();
-        for table in moving {
-            let ends = table.phase == tables::ENDS;
-            if shared.drained.contains(&(table.number, ends)) {
-                continue;
+        Ok(())
+    }
+}
+
+impl Shared {
+    /// Goes as far with one table as it can.
+    fn drain_table(&mut self, table: &tables::Table) -> Result<(), PgError> {
+        let me = self.agreed.me;
+        let ends = table.phase == tables::ENDS;
+        let nodes = self.agreed.agreement().nodes;
+        let mut notes = error::transaction(|| agreed::drained(table))?;
+        if self.drains.next(me, &nodes, &notes) == NextDrain::Note {
+            // Sessions that look from now on find it in this phase; all others have it locked.
+            tables::changed(true);
+            if let Err(failure) = error::transaction(|| say_drained(me, table, ends)) {
+                let words = failure.message.clone();
+                self.complain(format!("a table cannot be drained yet: {words}"));
+                return Ok(());
             }
-            let mut here = error::transaction(|| agreed::drained(&table))?;
-            if !here.contains(&me) {
-                // Sessions that look from now on find it in this phase; all others have it locked.
-                tables::changed(true);
-                match error::transaction(|| say_drained(me, &table, ends)) {
-                    Ok(()) => here.push(me),
-                    Err(failure) => {
-                        let words = failure.message.clone();
-                        shared.complain(format!("a table cannot be drained yet: {words}"));
-                        continue;
-                    }
-                }
-            }
-            if !shared.agreed.nodes.keys().all(|node| here.contains(node)) {
-                continue;
-            }
-            let Some(member) = shared
-                .agreed
-                .nodes
-                .get(&me)
-                .and_then(|node| MemberId::new(node.id))
-            else {
-                continue;
-            };
+            notes.insert(me);
+        }
+        if self.drains.next(me, &nodes, &notes) == NextDrain::Propose
+            && let Some(member) = self.member(me)
+        {
             let command = Command::DrainTable {
                 table: TableNumber(table.number),
                 member,
                 ends,
             };
-            match request::ask(command, PATIENCE) {
-                Ok(_) => shared.drained.push((table.number, ends)),
-                Err(failure) => shared.complain(format!("no agreement: {}", failure.message)),
+            if self.propose(command) {
+                self.drains
+                    .agreed(braid_versions::TableNumber(table.number), ends);
             }
         }
         Ok(())
     }
+}
 
-    fn prune(&mut self) -> Result<(), PgError> {
-        let Some(shared) = &mut self.shared else {
-            return Ok(());
-        };
-        if Instant::now() < shared.prune_at || self.local.is_diverged() {
-            return Ok(());
-        }
-        shared.prune_at = Instant::now() + PRUNE_EVERY;
-        let (local, agreed) = (&self.local, &shared.agreed);
-        error::transaction(|| agreed::prune(local, agreed))
-    }
+fn log_diverged() {
+    pgrx::log!("braid versions: this node has versioned writes that the group has given up");
+}
 
+impl Keeper {
     /// Has connections go on.
     pub(super) fn tend_links(&mut self) {
         if let Some(shared) = &mut self.shared {
@@ -753,8 +377,7 @@ impl Keeper {
             return;
         };
         let sockets = shared.links.sockets();
-        let is_busy = shared.round.is_some() || shared.asked.is_some() || shared.owed.is_some();
-        let longest = if is_busy { AGAIN } else { DRAIN_EVERY };
+        let longest = if shared.rounds.is_busy() { BUSY } else { IDLE };
         braid_postgres::latch::wait_for_any(&sockets, longest);
     }
 }
