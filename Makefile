@@ -163,6 +163,26 @@ bench-tracker:
 bench-routing:
 	CARGO_TARGET_DIR=$(target_base)/unit $(CARGO) bench $(cargo_flags) -p braid-routing --bench balancer
 
+# Versioned transactions beside plain ones, and grants a second; TPC-W on BENCH_NODES nodes with
+# BENCH_CLIENTS clients; and what its interactions cost, for the simulation. Each prints its
+# figures. A server with assertions is slower: take another one.
+.PHONY: bench-versions bench-tpcw bench-tpcw-costs bench-tpcw-simulated
+bench-versions: TESTS = bench/versions.pl
+bench-tpcw: TESTS = t/300_tpcw.pl
+bench-tpcw-costs: TESTS = bench/tpcw/costs.pl
+bench-tpcw: export BENCH_SECONDS ?= 20
+bench-tpcw: export BENCH_CLIENTS ?= 1,5,10,20,40,80
+bench-tpcw: export BENCH_MODES ?= versioned,single,no release
+bench-tpcw: export BENCH_ITEMS ?= 10000
+bench-tpcw: export BENCH_CUSTOMERS ?= 28800
+bench-versions bench-tpcw bench-tpcw-costs: install
+	@output=$$(mktemp) && chmod 666 $$output && \
+	    { TAP_FILE_TIMEOUT=7200 BENCH_OUTPUT=$$output TESTS=$(TESTS) scripts/test tap || true; } && cat $$output && rm -f $$output
+
+# TPC-W on 1 to 64 simulated nodes, from costs that were measured; no server. Writes its charts.
+bench-tpcw-simulated:
+	CARGO_TARGET_DIR=$(target_base)/unit $(CARGO) run --release --quiet $(cargo_flags) -p braid-tpcw
+
 # Where the CPU seconds of a drain go: make bench-profile BENCH_ONLY=sysbench
 .PHONY: bench-profile bench-report bench-check
 bench-profile: setup

@@ -1,0 +1,2 @@
+-- nothing
+select 1;
