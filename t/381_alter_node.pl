@@ -120,6 +120,9 @@ like(alter($tokyo, $paris, $at{paris}), qr/ERROR:  the group has not agreed in t
 agreed($paris, $tokyo, $at{tokyo}, 'both ways are one');
 agreed($tokyo, $paris, $at{paris}, 'and the first call goes well');
 agreed($tokyo, $oslo, $at{oslo}, 'the third one is reached');
+# It has no way to the others, so it can't confirm what comes: it needs one, too.
+becomes($oslo, q[select hint ~ 'braid.alter_node' from braid.group_nodes where name = 'tokyo'], 't', 'it says what to do');
+agreed($oslo, $tokyo, $at{tokyo}, 'and has a way to one of them');
 goes_on('all have moved', $tokyo, $paris, $oslo);
 for my $at ($tokyo, $paris, $oslo)
 {
