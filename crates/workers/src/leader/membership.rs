@@ -645,47 +645,56 @@ impl Facts {
                     ],
                 )
             }
-            Verdict::Stop => {
-                if self.here != Here::Table {
-                    return Ok(());
-                }
-                let [number, oid, namespace, name] = key();
-                let table = quote_literal(&self.quoted);
-                let subscription = quote_literal(subscription);
-                let message = format!(
-                    "table \"{}\" has taken the place of another one and may lack rows of the provider",
-                    relation.shown()
-                );
-                // Two nodes that copy a table from each other would wait for each other.
-                let hint = if self.successor.is_some_and(|table| table.is_keyed) {
-                    format!(
-                        "Run braid.refresh_subscription({subscription}, copy_data => false) and braid.enable_subscription({subscription}). Once it \
-                         streams, run braid.compare({subscription}, {table}) and braid.repair({subscription}, {table}, side => 'provider')."
-                    )
-                } else {
-                    format!(
-                        "Run braid.refresh_subscription({subscription}, copy_data => false), braid.resync_table({subscription}, {table}) and then \
-                         braid.enable_subscription({subscription})."
-                    )
-                };
-                execute(
-                    "update braid.subscription_table set replaced_by = $2::oid, copy_error = $5, copy_error_sqlstate = $7, copy_error_detail = null, \
-                     copy_error_hint = $6, copy_error_context = null where subscription_id = $1 and schema_name = $3 and table_name = $4",
-                    &[
-                        number,
-                        oid,
-                        namespace,
-                        name,
-                        message.into(),
-                        hint.into(),
-                        SqlState::ObjectNotInPrerequisiteState
-                            .to_string()
-                            .as_str()
-                            .into(),
-                    ],
-                )
-            }
+            Verdict::Stop => self.stop(subscription, relation, key()),
         }
+    }
+
+    /// Has the copy of the table stop with what to do. `key`: the subscription's number, the
+    /// table's OID, and its schema and name.
+    fn stop(
+        &self,
+        subscription: &str,
+        relation: &Relation,
+        key: [DatumWithOid<'_>; 4],
+    ) -> Result<(), PgError> {
+        if self.here != Here::Table {
+            return Ok(());
+        }
+        let [number, oid, namespace, name] = key;
+        let table = quote_literal(&self.quoted);
+        let subscription = quote_literal(subscription);
+        let message = format!(
+            "table \"{}\" has taken the place of another one and may lack rows of the provider",
+            relation.shown()
+        );
+        // Two nodes that copy a table from each other would wait for each other.
+        let hint = if self.successor.is_some_and(|table| table.is_keyed) {
+            format!(
+                "Run braid.refresh_subscription({subscription}, copy_data => false) and braid.enable_subscription({subscription}). Once it \
+                 streams, run braid.compare({subscription}, {table}) and braid.repair({subscription}, {table}, side => 'provider')."
+            )
+        } else {
+            format!(
+                "Run braid.refresh_subscription({subscription}, copy_data => false), braid.resync_table({subscription}, {table}) and then \
+                 braid.enable_subscription({subscription})."
+            )
+        };
+        execute(
+            "update braid.subscription_table set replaced_by = $2::oid, copy_error = $5, copy_error_sqlstate = $7, copy_error_detail = null, \
+             copy_error_hint = $6, copy_error_context = null where subscription_id = $1 and schema_name = $3 and table_name = $4",
+            &[
+                number,
+                oid,
+                namespace,
+                name,
+                message.into(),
+                hint.into(),
+                SqlState::ObjectNotInPrerequisiteState
+                    .to_string()
+                    .as_str()
+                    .into(),
+            ],
+        )
     }
 }
 

@@ -1,6 +1,7 @@
 //! leave_group, abort_join, remove_node and forget_group.
 
 use std::ffi::CStr;
+use std::time::{Duration, Instant};
 
 use braid_bgworker::hex;
 use braid_bgworker::slot_name;
@@ -9,6 +10,7 @@ use braid_group::{Command, MemberId, MemberState};
 use braid_node::connection_string;
 use braid_postgres::catalog::{current_role, query};
 use braid_postgres::encoding::Text;
+use braid_postgres::latch;
 use braid_postgres::rows::Rows;
 use braid_workers::group::{request, store};
 use pgrx::iter::TableIterator;
@@ -17,6 +19,9 @@ use pgrx::{name, pg_extern, pg_sys};
 use super::super::failure::{Failure, Outcome, notice};
 use super::super::{local, provider, required, required_name, run, wake_manager};
 use super::{PATIENCE, ask, check_goes_on, check_rights, find_member, require_own};
+
+/// How long the reader of a slot may take to end.
+const READER_ENDS: Duration = Duration::from_secs(5);
 
 /// braid.leave_group()
 #[pg_extern(sql = false)]
@@ -86,11 +91,7 @@ fn abort_join() {
             let Some(peer) = row.first().cloned().flatten() else {
                 continue;
             };
-            let slot = slot_name::between(&peer, &own).1;
-            query(
-                "select pg_drop_replication_slot(slot_name) from pg_replication_slots where slot_name = $1::name and not active",
-                &[Some(&slot)],
-            );
+            drop_own_slot(&slot_name::between(&peer, &own).1);
         }
         // The nodes to which this one subscribed were stored, with their connection strings.
         query(
@@ -104,6 +105,28 @@ fn abort_join() {
         wake_manager();
         Ok(())
     });
+}
+
+/// Drops a slot of this server that another member has read, or reads. Its reader is ended: a slot
+/// that stays would be taken for a new one when this node joins again.
+fn drop_own_slot(slot: &str) {
+    let deadline = Instant::now() + READER_ENDS;
+    loop {
+        let readers = query(
+            "select pg_terminate_backend(active_pid) from pg_replication_slots \
+              where slot_name = $1::name and database = current_database() and active_pid is not null",
+            &[Some(slot)],
+        );
+        if readers.is_empty() || Instant::now() >= deadline {
+            query(
+                "select pg_drop_replication_slot(slot_name) from pg_replication_slots \
+                  where slot_name = $1::name and database = current_database() and not active",
+                &[Some(slot)],
+            );
+            return;
+        }
+        latch::wait(Some(Duration::from_millis(20)));
+    }
 }
 
 /// Has another member ask the group to remove this one, and drops its slots for this one.
