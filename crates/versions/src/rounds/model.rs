@@ -106,7 +106,7 @@ impl Model for Case {
         vec![
             Property::always("rules", |_, group: &Group| group.check().is_ok()),
             Property::always("goes on", |case: &Self, group: &Group| {
-                let left_out = case.every > 1 && fingerprint(group) % case.every != 0;
+                let left_out = case.every > 1 && !fingerprint(group).is_multiple_of(case.every);
                 left_out || group.recovers(true, 0).is_ok()
             }),
             Property::sometimes("all are done", |_, group: &Group| {

@@ -676,10 +676,8 @@ impl Group {
                 Ok(Start::Overtaken | Start::OldTerm) => steps.push(Step::Again(at)),
                 _ => {}
             },
-            State::Running(number) => {
-                if local.clone().commit(*number) != Ok(Commit::Wait) {
-                    steps.push(Step::Mark(at));
-                }
+            State::Running(number) if local.clone().commit(*number) != Ok(Commit::Wait) => {
+                steps.push(Step::Mark(at));
             }
             State::Marked(_) => steps.push(Step::Show(at)),
             State::Visible(_) => steps.push(Step::Publish(at)),
