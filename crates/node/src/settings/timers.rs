@@ -1,7 +1,7 @@
 //! The intervals of the periodic work of Braid's processes.
 //!
 //! These settings exist for tests, which would else wait for a minute until something old is
-//! removed. They are in no list of settings ([`HIDDEN`]); `SHOW` and `ALTER SYSTEM` know them by
+//! removed. They are in no list of settings (`HIDDEN`); `SHOW` and `ALTER SYSTEM` know them by
 //! name. A process reads its settings again at SIGHUP.
 
 use std::time::Duration;
