@@ -25,7 +25,7 @@ for my $writer ($oslo, $paris)
 	caught_up($oslo, $paris);
 	my $wanted = sql($oslo, $everything);
 	sql($oslo, q[select braid.resync_table('oslo_from_tokyo', 'item')]);
-	ok(wait_until(sub { copy_error() eq qq[the provider has not yet applied what node "$name" has written, and is here] }, 30), "the copy waits for $name") or diag(copy_error());
+	ok(wait_until(sub { copy_error() eq qq[the provider has not yet applied all changes of node "$name" that this node has] }, 30), "the copy waits for $name") or diag(copy_error());
 	is(sql($oslo, $everything), $wanted, 'the table is as it was meanwhile');
 	heal(stream($tokyo, $writer));
 	sql($oslo, q[select braid.wait_for_subscription('oslo_from_tokyo')]);
